@@ -1,0 +1,52 @@
+//! What has to be true at the end of every test, whatever went wrong in it.
+
+use std::time::Duration;
+
+use super::eventually::{eventually, secs};
+use super::orders_process::RunningOrders;
+use super::redis_server::RedisServer;
+
+/// Asserts that a process has nothing left over: no lock held, nobody waiting, and each request
+/// that came as far as the lock counted once. `requests` is `None` where a test cannot know how
+/// many came so far.
+pub(crate) async fn check_settled(orders: &RunningOrders, requests: Option<u64>) {
+    let gauges = ["tower_lock_held", "tower_lock_waiting"];
+    for gauge in gauges {
+        eventually(&format!("{gauge} to be 0"), secs(10), async || {
+            orders.metric(gauge, &[]).await == 0.0
+        })
+        .await;
+    }
+    let metrics = orders.metrics().await;
+    let total = |name: &str| metrics.sum(name, &[("lock", "orders")]);
+    let outcomes = || metrics.non_zero("tower_lock_acquisitions_total");
+    if let Some(requests) = requests {
+        let counted = total("tower_lock_acquisitions_total");
+        assert_eq!(counted, requests as f64, "requests, counted: {:?}", outcomes());
+    }
+    let acquired = metrics.value("tower_lock_acquisitions_total", &[("outcome", "acquired")]);
+    assert_eq!(
+        total("tower_lock_releases_total"),
+        acquired,
+        "each grant ends once; acquisitions: {:?}, ends: {:?}",
+        outcomes(),
+        metrics.non_zero("tower_lock_releases_total")
+    );
+}
+
+/// Asserts that no lock key outlives its ttl: all that are left have an expiry of at most `ttl`
+/// and go by themselves. Call it when no request is under way any more.
+pub(crate) async fn check_no_orphans(redis: &RedisServer, ttl: Duration) {
+    let left = || async { lock_keys(redis.keys("orders:order:*").await) };
+    for (key, pttl) in left().await {
+        assert_ne!(pttl, -1, "{key} has no expiry");
+        assert!(pttl <= ttl.as_millis() as i64, "{key} lives {pttl} ms longer");
+    }
+    eventually("the last lock key to expire", ttl + secs(1), async || left().await.is_empty()).await;
+}
+
+/// Without the companion keys, which live longer on purpose.
+pub(crate) fn lock_keys(mut keys: Vec<(String, i64)>) -> Vec<(String, i64)> {
+    keys.retain(|(key, _pttl)| !key.contains("fence"));
+    keys
+}
