@@ -1,4 +1,12 @@
 //! The integration tests: one binary, a module for each room.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod orders_acquire;
+mod orders_connections;
+mod orders_logs;
+mod orders_ownership;
+mod orders_promises;
+mod orders_redis_states;
+mod orders_release;
+mod orders_renewal;
 mod support;

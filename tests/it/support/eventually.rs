@@ -23,11 +23,7 @@ pub(crate) async fn eventually_some<T>(
         if let Some(found) = probe().await {
             return found;
         }
-        assert!(
-            start.elapsed() < bound,
-            "waited {:?} in vain for: {what}",
-            start.elapsed()
-        );
+        assert!(start.elapsed() < bound, "waited {:?} in vain for: {what}", start.elapsed());
         tokio::time::sleep(PAUSE).await;
     }
 }

@@ -37,10 +37,7 @@ impl HttpClient {
     pub(crate) fn new(server: SocketAddr, version: Version) -> Self {
         let mut builder = Client::builder(TokioExecutor::new());
         builder.http2_only(version == Version::H2);
-        Self {
-            client: builder.build_http(),
-            server,
-        }
+        Self { client: builder.build_http(), server }
     }
 
     /// Sends a GET and waits for the whole answer.
@@ -65,11 +62,7 @@ impl HttpClient {
             let answer = self.client.request(request).await;
             let (head, body) = answer.map_err(|error| format!("{error:?}"))?.into_parts();
             let body = body.collect().await.map_err(|error| format!("{error:?}"))?;
-            Ok(Answer {
-                status: head.status,
-                headers: head.headers,
-                body: body.to_bytes(),
-            })
+            Ok(Answer { status: head.status, headers: head.headers, body: body.to_bytes() })
         };
         within(&what, BOUND, exchange).await
     }
@@ -104,8 +97,7 @@ impl Answer {
 
     /// The body as JSON.
     pub(crate) fn json(&self) -> serde_json::Value {
-        serde_json::from_slice(&self.body)
-            .unwrap_or_else(|error| panic!("{error} in the body of {self:?}"))
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error} in the body of {self:?}"))
     }
 
     /// What a shipment that was done reports about itself.
@@ -116,11 +108,8 @@ impl Answer {
     pub(crate) fn shipped(&self) -> Holding {
         assert_eq!(self.status, StatusCode::OK, "not shipped: {self:?}");
         let json = self.json();
-        let number = |field: &str| {
-            json[field]
-                .as_u64()
-                .unwrap_or_else(|| panic!("no number {field} in {json}"))
-        };
+        let number =
+            |field: &str| json[field].as_u64().unwrap_or_else(|| panic!("no number {field} in {json}"));
         let text = |field: &str| json[field].as_str().unwrap_or_default().to_owned();
         Holding {
             key: text("order"),

@@ -34,17 +34,22 @@ impl LogLines {
     /// The lines of one `tracing` level or worse, by the level word of the usual text format.
     pub(crate) fn at_least(&self, level: Level) -> Vec<String> {
         let words = level.and_worse();
-        let has_level = |line: &&String| {
-            line.split_whitespace()
-                .take(3)
-                .any(|word| words.contains(&word))
-        };
+        let has_level = |line: &&String| line.split_whitespace().take(3).any(|word| words.contains(&word));
         self.lock().iter().filter(has_level).cloned().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<String>> {
         self.0.lock().expect("no reader panics while it holds the lines")
     }
+}
+
+/// When a line was logged, µs since 1970, by the time that `tracing` writes first.
+pub(crate) fn logged_at_us(line: &str) -> u64 {
+    let time = line.split_whitespace().next().unwrap_or_default();
+    let time = humantime::parse_rfc3339(time)
+        .unwrap_or_else(|error| panic!("{error}: no time at the start of {line:?}"));
+    let since = time.duration_since(std::time::UNIX_EPOCH).expect("a time after 1970");
+    u64::try_from(since.as_micros()).expect("a time before the year 500000")
 }
 
 /// The levels that tests ask for.

@@ -59,9 +59,7 @@ impl Metrics {
     fn fitting(&self, name: &str, labels: &[(&str, &str)]) -> impl Iterator<Item = &Sample> {
         self.0.iter().filter(move |sample| {
             sample.name == name
-                && labels
-                    .iter()
-                    .all(|(key, value)| sample.labels.get(*key).is_some_and(|has| has == value))
+                && labels.iter().all(|(key, value)| sample.labels.get(*key).is_some_and(|has| has == value))
         })
     }
 }
@@ -83,11 +81,7 @@ fn parse_sample(line: &str) -> Sample {
     }
     let number = rest.split_whitespace().next().unwrap_or_else(|| bad());
     let value = number.parse().unwrap_or_else(|_| bad());
-    Sample {
-        name: name.to_owned(),
-        labels,
-        value,
-    }
+    Sample { name: name.to_owned(), labels, value }
 }
 
 /// A label value up to its closing quote, and what follows that.

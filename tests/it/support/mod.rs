@@ -16,4 +16,6 @@ pub(crate) mod redis_monitor;
 pub(crate) mod redis_server;
 pub(crate) mod resp;
 mod rig_tests;
+pub(crate) mod running;
 pub(crate) mod settled;
+pub(crate) mod wall_clock;

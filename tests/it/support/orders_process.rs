@@ -13,6 +13,7 @@ use super::log_lines::LogLines;
 use super::metrics_text::Metrics;
 use super::process::Process;
 use super::redis_server::RedisServer;
+use super::running::Running;
 
 /// The options of a process to be started.
 #[derive(Clone, Debug, Default)]
@@ -84,19 +85,26 @@ impl Orders {
 
     /// Starts the process and waits until it listens.
     pub(crate) async fn start(self) -> RunningOrders {
+        match self.try_start().await {
+            Ok(running) => running,
+            Err((status, stderr)) => panic!("`orders` ended with {status}: {:#?}", stderr.all()),
+        }
+    }
+
+    /// Like [`start`](Self::start), for options with which it may end at once.
+    pub(crate) async fn try_start(self) -> Result<RunningOrders, (ExitStatus, LogLines)> {
         let mut process = self.spawn();
-        let addr = eventually_some("`orders` to say where it listens", secs(60), async || {
+        let started = eventually_some("`orders` to say where it listens", secs(60), async || {
             if let Some(status) = process.exit_status() {
-                panic!("`orders` ended with {status}: {:#?}", process.stderr.all());
+                return Some(Err(status));
             }
             let line = process.stdout.find("listening on http://")?;
-            line.split("http://").nth(1)?.trim().parse().ok()
+            Some(Ok(line.split("http://").nth(1)?.trim().parse().ok()?))
         })
         .await;
-        RunningOrders {
-            http: HttpClient::new(addr, Version::H1),
-            addr,
-            process,
+        match started {
+            Ok(addr) => Ok(RunningOrders { http: HttpClient::new(addr, Version::H1), addr, process }),
+            Err(status) => Err((status, process.stderr.clone())),
         }
     }
 }
@@ -120,7 +128,7 @@ impl RunningOrders {
     /// Like [`ship`](Self::ship), at the same time as whatever the test does next.
     pub(crate) fn start_to_ship(&self, order: &str, work_ms: u64) -> Running<Answer> {
         let (http, path) = (self.http.clone(), ship_path(order, work_ms));
-        Running(tokio::spawn(async move { http.post(&path).await }))
+        Running::start(async move { http.post(&path).await })
     }
 
     /// What `/metrics` says.
@@ -158,11 +166,6 @@ impl RunningOrders {
         &self.process.stderr
     }
 
-    /// Its process id.
-    pub(crate) fn pid(&self) -> u32 {
-        self.process.pid()
-    }
-
     /// SIGKILL: no line of its code runs after this.
     pub(crate) fn kill(&mut self) {
         self.process.kill();
@@ -197,31 +200,6 @@ pub(crate) fn ship_path(order: &str, work_ms: u64) -> String {
 /// The Redis key of an order under the default prefix.
 pub(crate) fn key_of(order: &str) -> String {
     format!("orders:order:{order}")
-}
-
-/// A request under way. Dropping it hangs up.
-#[derive(Debug)]
-pub(crate) struct Running<T>(tokio::task::JoinHandle<T>);
-
-impl<T> Running<T> {
-    /// Waits for its end.
-    pub(crate) async fn end(mut self) -> T {
-        match (&mut self.0).await {
-            Ok(value) => value,
-            Err(error) => std::panic::resume_unwind(error.into_panic()),
-        }
-    }
-
-    /// Whether it has ended already.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.0.is_finished()
-    }
-}
-
-impl<T> Drop for Running<T> {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 /// `cargo test` builds the examples beside the folder of the test binary.

@@ -77,13 +77,7 @@ mod tests {
     use super::{Holding, Violation, check_exclusive, violations};
 
     fn holding(key: &str, start_us: u64, end_us: u64, fencing_token: u64) -> Holding {
-        Holding {
-            key: key.to_owned(),
-            instance: "a".to_owned(),
-            start_us,
-            end_us,
-            fencing_token,
-        }
+        Holding { key: key.to_owned(), instance: "a".to_owned(), start_us, end_us, fencing_token }
     }
 
     #[test]
@@ -117,12 +111,8 @@ mod tests {
 
     #[test]
     fn a_token_used_twice_or_going_back_is_out_of_order() {
-        let turns = [
-            holding("k", 0, 1, 5),
-            holding("k", 1, 2, 5),
-            holding("k", 2, 3, 4),
-            holding("k", 3, 4, 6),
-        ];
+        let turns =
+            [holding("k", 0, 1, 5), holding("k", 1, 2, 5), holding("k", 2, 3, 4), holding("k", 3, 4, 6)];
         let order = |later: usize| Violation::Order(turns[0].clone(), turns[later].clone());
         assert_eq!(violations(&turns), [order(1), order(2)]);
     }

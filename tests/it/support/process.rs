@@ -21,22 +21,14 @@ pub(crate) struct Process {
 impl Process {
     /// Starts `command`. A missing program fails with `how_to_get_it`.
     pub(crate) fn start(command: &mut Command, how_to_get_it: &str) -> Self {
-        let spawned = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn();
+        let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = match spawned {
             Ok(child) => child,
             Err(error) => panic!("cannot start {command:?}: {error}; {how_to_get_it}"),
         };
         let stdout = LogLines::follow(child.stdout.take().expect("stdout is piped"));
         let stderr = LogLines::follow(child.stderr.take().expect("stderr is piped"));
-        Self {
-            child,
-            stdout,
-            stderr,
-        }
+        Self { child, stdout, stderr }
     }
 
     /// The process id.
@@ -46,9 +38,7 @@ impl Process {
 
     /// Whether it has ended, and how.
     pub(crate) fn exit_status(&mut self) -> Option<ExitStatus> {
-        self.child
-            .try_wait()
-            .expect("a child can be asked for its status")
+        self.child.try_wait().expect("a child can be asked for its status")
     }
 
     /// Sends a signal. A process that has ended already is left alone.

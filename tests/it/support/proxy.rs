@@ -44,9 +44,7 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// Listens on a free loopback port and passes everything on to `target`.
     pub(crate) async fn to(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0")
-            .await
-            .expect("a loopback port for the proxy");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a loopback port for the proxy");
         let addr = listener.local_addr().expect("a bound address");
         let (faults, seen) = watch::channel(Faults {
             target,
@@ -58,12 +56,7 @@ impl Proxy {
         });
         let swallows = Swallows::default();
         let accepting = tokio::spawn(accept(listener, seen, Arc::clone(&swallows))).abort_handle();
-        Self {
-            addr,
-            faults,
-            swallows,
-            accepting,
-        }
+        Self { addr, faults, swallows, accepting }
     }
 
     /// Where it listens.
@@ -203,9 +196,9 @@ async fn carry(client: TcpStream, faults: watch::Receiver<Faults>, swallows: Swa
 
 fn is_to_be_swallowed(swallows: &Swallows, command: &str) -> bool {
     let mut waiting = swallows.lock().expect("no pump panics here");
-    let due = waiting.iter_mut().find(|(wanted, left)| {
-        *left > 0 && wanted.as_deref().is_none_or(|wanted| wanted == command)
-    });
+    let due = waiting
+        .iter_mut()
+        .find(|(wanted, left)| *left > 0 && wanted.as_deref().is_none_or(|wanted| wanted == command));
     due.map(|(_command, left)| *left -= 1).is_some()
 }
 

@@ -16,10 +16,7 @@ impl RawRequest {
     pub(crate) async fn send(server: SocketAddr, method: &str, path: &str) -> Self {
         let mut stream = TcpStream::connect(server).await.expect("the server listens");
         let head = format!("{method} {path} HTTP/1.1\r\nhost: orders\r\ncontent-length: 0\r\n\r\n");
-        stream
-            .write_all(head.as_bytes())
-            .await
-            .expect("the server reads");
+        stream.write_all(head.as_bytes()).await.expect("the server reads");
         Self(stream)
     }
 

@@ -44,10 +44,7 @@ impl Monitor {
                 record.lock().unwrap().extend(parse(&line));
             }
         });
-        Self {
-            seen,
-            reading: reading.abort_handle(),
-        }
+        Self { seen, reading: reading.abort_handle() }
     }
 
     /// All commands with this name that came from a client, so far.
@@ -57,9 +54,17 @@ impl Monitor {
 
     /// All commands with this name whose first argument is `key`, scripts' own included.
     pub(crate) fn commands_on(&self, name: &str, key: &str) -> Vec<Command> {
-        self.pick(|command| {
-            command.words[0] == name && command.words.get(1).is_some_and(|word| word == key)
-        })
+        self.pick(|command| command.words[0] == name && command.words.get(1).is_some_and(|word| word == key))
+    }
+
+    /// All commands from clients that name `text` as one of their arguments, so far.
+    pub(crate) fn naming(&self, text: &str) -> Vec<Command> {
+        self.pick(|command| command.from != "lua" && command.words.iter().any(|word| word == text))
+    }
+
+    /// All commands with this name, scripts' own included, so far.
+    pub(crate) fn all(&self, name: &str) -> Vec<Command> {
+        self.pick(|command| command.words[0] == name)
     }
 
     /// Waits until everything that the server has run by now is recorded.
@@ -92,11 +97,7 @@ fn parse(line: &str) -> Option<Command> {
     let at_us = seconds.parse::<u64>().ok()? * 1_000_000 + micros.parse::<u64>().ok()?;
     let mut words = words(rest);
     words.first_mut()?.make_ascii_uppercase();
-    Some(Command {
-        at_us,
-        from: origin.split_once(' ')?.1.to_owned(),
-        words,
-    })
+    Some(Command { at_us, from: origin.split_once(' ')?.1.to_owned(), words })
 }
 
 /// Quoted words; other escapes than that of the quote stay as MONITOR writes them.
@@ -131,10 +132,7 @@ impl PttlSamples {
     /// Looks at `key` every `pause`, over one connection.
     pub(crate) async fn of(server: &RedisServer, key: &str, pause: Duration) -> Self {
         let client = redis::Client::open(server.url()).expect("a valid URL");
-        let mut connection = client
-            .get_multiplexed_async_connection()
-            .await
-            .expect("redis-server listens");
+        let mut connection = client.get_multiplexed_async_connection().await.expect("redis-server listens");
         let seen = Arc::new(Mutex::new(Vec::new()));
         let record = Arc::clone(&seen);
         let mut command = redis::cmd("PTTL");
@@ -147,10 +145,7 @@ impl PttlSamples {
                 tokio::time::sleep(pause).await;
             }
         });
-        Self {
-            seen,
-            looking: looking.abort_handle(),
-        }
+        Self { seen, looking: looking.abort_handle() }
     }
 
     /// What was seen since the last call: ms; -1 without expiry, -2 without key.

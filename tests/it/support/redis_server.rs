@@ -11,6 +11,7 @@ use redis::{AsyncConnectionConfig, FromRedisValue, RedisResult};
 use super::eventually::{eventually, ms, secs};
 use super::process::Process;
 use super::redis_monitor::Monitor;
+use super::running::Running;
 
 const HOW_TO_GET_IT: &str = "install redis-server (apt-get install redis-server)";
 
@@ -33,18 +34,13 @@ impl RedisServer {
     pub(crate) async fn start_with(arguments: &[&str]) -> Self {
         let folder = std::env::temp_dir().join(format!("tower-redis-lock-{}", uuid::Uuid::new_v4()));
         std::fs::create_dir_all(&folder).expect("a temporary folder for redis-server");
-        let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+        let arguments = owned(arguments);
         // Between the look for a free port and its use somebody else may take it.
         for _ in 0..20 {
             let port = free_port();
             let mut process = spawn(port, &folder, &arguments);
             if answers(port, &mut process).await {
-                return Self {
-                    port,
-                    folder,
-                    arguments,
-                    process,
-                };
+                return Self { port, folder, arguments, process };
             }
         }
         panic!("redis-server did not start on any of 20 ports");
@@ -107,25 +103,17 @@ impl RedisServer {
     ///
     /// When Redis answers with an error.
     pub(crate) async fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
-        self.try_command(words)
-            .await
-            .unwrap_or_else(|error| panic!("{words:?}: {error}"))
+        self.try_command(words).await.unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
     /// Like [`command`](Self::command), for commands that may fail.
     pub(crate) async fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(secs(10)))
-            .set_response_timeout(Some(secs(30)));
-        let client = redis::Client::open(self.url())?;
-        let mut connection = client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await?;
-        let mut command = redis::cmd(words[0]);
-        for word in &words[1..] {
-            command.arg(*word);
-        }
-        command.query_async(&mut connection).await
+        run(self.url(), owned(words)).await
+    }
+
+    /// Runs one command at the same time as whatever the test does next.
+    pub(crate) fn start_command(&self, words: &[&str]) -> Running<RedisResult<redis::Value>> {
+        Running::start(run(self.url(), owned(words)))
     }
 
     /// Takes a key as another program would: for 30 s, whoever has it now.
@@ -145,18 +133,12 @@ impl RedisServer {
 
     /// Waits until a key is there.
     pub(crate) async fn until_key(&self, key: &str) {
-        eventually(&format!("key {key} to be there"), secs(20), async || {
-            self.pttl(key).await != -2
-        })
-        .await;
+        eventually(&format!("key {key} to be there"), secs(20), async || self.pttl(key).await != -2).await;
     }
 
     /// Waits until a key is gone.
     pub(crate) async fn until_no_key(&self, key: &str, bound: Duration) {
-        eventually(&format!("key {key} to be gone"), bound, async || {
-            self.pttl(key).await == -2
-        })
-        .await;
+        eventually(&format!("key {key} to be gone"), bound, async || self.pttl(key).await == -2).await;
     }
 
     /// All keys that match, each with its remaining time, of one moment.
@@ -186,6 +168,20 @@ impl RedisServer {
     pub(crate) async fn monitor(&self) -> Monitor {
         Monitor::start(self.addr()).await
     }
+}
+
+fn owned(words: &[&str]) -> Vec<String> {
+    words.iter().map(ToString::to_string).collect()
+}
+
+async fn run<T: FromRedisValue>(url: String, words: Vec<String>) -> RedisResult<T> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(secs(10)))
+        .set_response_timeout(Some(secs(30)));
+    let client = redis::Client::open(url)?;
+    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    let mut command = redis::Cmd::new();
+    command.arg(words).query_async(&mut connection).await
 }
 
 /// The value that [`RedisServer::rival_takes`] writes.
@@ -219,11 +215,7 @@ async fn answers(port: u16, process: &mut Process) -> bool {
         if up && tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
             return true;
         }
-        assert!(
-            start.elapsed() < secs(30),
-            "redis-server is silent: {:?}",
-            process.stdout.all()
-        );
+        assert!(start.elapsed() < secs(30), "redis-server is silent: {:?}", process.stdout.all());
         tokio::time::sleep(ms(5)).await;
     }
     false

@@ -8,8 +8,7 @@ pub(crate) fn frame_len(bytes: &[u8]) -> Option<usize> {
     let body = line + 2;
     let number = || -> i64 {
         let text = std::str::from_utf8(&bytes[1..line]).unwrap_or_default();
-        text.parse()
-            .unwrap_or_else(|_| panic!("not a RESP length: {text:?}"))
+        text.parse().unwrap_or_else(|_| panic!("not a RESP length: {text:?}"))
     };
     match bytes[0] {
         b'+' | b'-' | b':' | b',' | b'#' | b'_' | b'(' => Some(body),
