@@ -1,0 +1,58 @@
+//! A store that counts and times what another store does.
+
+use std::future::Future;
+use std::time::Duration;
+
+use super::{Acquire, Attempt, Fence, LockStore, Operation, Owned, Release, Renewal, StoreError};
+use crate::clock::Clock;
+use crate::telemetry::StoreMetrics;
+
+#[derive(Debug)]
+pub(crate) struct MeteredStore<S> {
+    inner: S,
+    metrics: StoreMetrics,
+    clock: Clock,
+}
+
+impl<S> MeteredStore<S> {
+    pub(crate) fn new(inner: S, metrics: StoreMetrics, clock: Clock) -> Self {
+        Self { inner, metrics, clock }
+    }
+
+    async fn metered<T>(
+        &self,
+        operation: Operation,
+        command: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let start = self.clock.now();
+        let result = command.await;
+        self.metrics.operation_finished(operation, self.clock.now().since(start), result.as_ref().err());
+        result
+    }
+}
+
+impl<S: LockStore> LockStore for MeteredStore<S> {
+    async fn acquire(&self, attempt: Attempt<'_>) -> Result<Acquire, StoreError> {
+        self.metered(Operation::Acquire, self.inner.acquire(attempt)).await
+    }
+
+    async fn renew(&self, owned: Owned<'_>, ttl: Duration) -> Result<Renewal, StoreError> {
+        self.metered(Operation::Renew, self.inner.renew(owned, ttl)).await
+    }
+
+    async fn release(&self, owned: Owned<'_>) -> Result<Release, StoreError> {
+        self.metered(Operation::Release, self.inner.release(owned)).await
+    }
+
+    async fn fence(&self, owned: Owned<'_>) -> Result<Fence, StoreError> {
+        self.metered(Operation::Fence, self.inner.fence(owned)).await
+    }
+
+    async fn clean_up(&self, owned: Owned<'_>) -> Result<Release, StoreError> {
+        self.metered(Operation::Release, self.inner.clean_up(owned)).await
+    }
+
+    fn for_keeper(&self) -> Self {
+        Self { inner: self.inner.for_keeper(), metrics: self.metrics.clone(), clock: self.clock.clone() }
+    }
+}

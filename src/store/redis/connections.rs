@@ -1,0 +1,189 @@
+//! The shared connections: few, multiplexed, opened when needed, replaced when broken.
+//!
+//! The bb8 pool hands out *slots*. Opening a slot's connection is left to the first command that uses it,
+//! so that the command learns at once why there is no connection; bb8 itself would only let it wait.
+//! A slot goes back to the pool before the command is sent, so that commands of many tasks share it.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bb8_redis::{RedisConnectionManager, bb8};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, RedisError, RedisResult};
+use tokio::sync::OnceCell;
+use tokio::time::timeout;
+
+use super::classify;
+use crate::store::{StoreError, StoreErrorKind};
+
+/// Two shared connections saturate two cores; more would cost the server more than they bring.
+const CONNECTIONS: u32 = 2;
+/// Commands that may queue on one connection before senders wait.
+const PIPELINE: usize = 1024;
+
+/// How a connection is opened.
+#[derive(Clone, Debug)]
+pub(super) enum Dial {
+    Client(Box<redis::Client>),
+    Pool(bb8::Pool<RedisConnectionManager>),
+}
+
+impl Dial {
+    async fn open(&self) -> Result<Link, StoreError> {
+        let connection = match self {
+            Self::Client(client) => {
+                // Every command has a time limit of its own, which covers connecting too.
+                let config = AsyncConnectionConfig::new()
+                    .set_connection_timeout(None)
+                    .set_response_timeout(None)
+                    .set_pipeline_buffer_size(PIPELINE);
+                client.get_multiplexed_async_connection_with_config(&config).await
+            }
+            Self::Pool(pool) => pool.dedicated_connection().await.map(|mut connection| {
+                connection.set_response_timeout(Duration::MAX);
+                connection
+            }),
+        };
+        let connection = connection.map_err(|error| classify::store_error(&error).never_sent())?;
+        Ok(Link { connection, broken: Arc::default() })
+    }
+}
+
+/// An open connection and the word on whether it may be used again.
+#[derive(Clone)]
+pub(super) struct Link {
+    connection: MultiplexedConnection,
+    broken: Arc<AtomicBool>,
+}
+
+impl Link {
+    pub(super) fn connection(&self) -> MultiplexedConnection {
+        self.connection.clone()
+    }
+
+    fn evict(&self) {
+        self.broken.store(true, Ordering::Release);
+    }
+
+    fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("broken", &self.is_broken()).finish_non_exhaustive()
+    }
+}
+
+type Slot = Arc<OnceCell<Link>>;
+
+struct Slots;
+
+impl bb8::ManageConnection for Slots {
+    type Connection = Slot;
+    type Error = Infallible;
+
+    async fn connect(&self) -> Result<Slot, Infallible> {
+        Ok(Slot::default())
+    }
+
+    async fn is_valid(&self, _: &mut Slot) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn has_broken(&self, slot: &mut Slot) -> bool {
+        slot.get().is_some_and(Link::is_broken)
+    }
+}
+
+#[derive(Clone)]
+pub(super) struct Connections {
+    dial: Dial,
+    slots: bb8::Pool<Slots>,
+}
+
+impl Connections {
+    pub(super) fn new(dial: Dial) -> Self {
+        // Without lifetimes bb8 starts no task, so that a store can be made outside a runtime.
+        let slots = bb8::Pool::builder()
+            .max_size(CONNECTIONS)
+            .test_on_check_out(false)
+            .max_lifetime(None)
+            .idle_timeout(None)
+            .queue_strategy(bb8::QueueStrategy::Fifo)
+            .build_unchecked(Slots);
+        Self { dial, slots }
+    }
+
+    /// Connections of their own to the same server.
+    pub(super) fn for_keeper(&self) -> Self {
+        Self::new(self.dial.clone())
+    }
+
+    async fn slot(&self) -> Result<Slot, StoreError> {
+        loop {
+            let slot = self.slots.get().await.map_err(|_| {
+                StoreError::new(StoreErrorKind::Timeout, "no connection came free").never_sent()
+            })?;
+            if !slot.get().is_some_and(Link::is_broken) {
+                return Ok(Slot::clone(&slot));
+            }
+        }
+    }
+
+    /// Runs one idempotent command within `limit`, connecting included. A connection that turns out to be
+    /// dead, for instance because the server was restarted, is replaced and the command sent again; one that
+    /// was opened for this command is not given a second chance.
+    pub(super) async fn run<T, F>(
+        &self,
+        limit: Duration,
+        command: impl Fn(Link) -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        let mut in_use: Option<Link> = None;
+        let attempts = async {
+            loop {
+                in_use = None;
+                let slot = self.slot().await?;
+                let was_open = slot.initialized();
+                let link = slot.get_or_try_init(|| self.dial.open()).await?.clone();
+                in_use = Some(link.clone());
+                let error = match command(link.clone()).await {
+                    Ok(reply) => return Ok(reply),
+                    Err(error) => error,
+                };
+                if classify::breaks_connection(&error) {
+                    link.evict();
+                    if was_open && was_cut(&error) {
+                        continue;
+                    }
+                }
+                return Err(classify::store_error(&error));
+            }
+        };
+        match timeout(limit, attempts).await {
+            Ok(result) => result,
+            Err(_) => {
+                let error = StoreError::new(StoreErrorKind::Timeout, format!("no answer within {limit:?}"));
+                match in_use {
+                    Some(link) => {
+                        link.evict();
+                        Err(error)
+                    }
+                    None => Err(error.never_sent()),
+                }
+            }
+        }
+    }
+}
+
+fn was_cut(error: &RedisError) -> bool {
+    error.is_io_error() && !error.is_timeout()
+}

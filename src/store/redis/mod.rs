@@ -1,0 +1,246 @@
+//! Locks in one Redis server.
+//!
+//! An uncontended lock costs two commands: `SET key token NX PX ttl` to take it, one script to give it back.
+//! The value of the key is the token, so other programs that follow the same recipe share locks with us.
+//! Needs Redis 6.0 or newer, and permission for `SET`, `GET`, `DEL`, `PEXPIRE`, `PTTL`, `TIME`, `EVAL` and
+//! `EVALSHA` on the keys.
+
+mod carrier;
+mod classify;
+mod companion;
+mod connections;
+mod script;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bb8_redis::{RedisConnectionManager, bb8};
+use redis::aio::MultiplexedConnection;
+use redis::{RedisResult, Value};
+
+use self::carrier::Carriers;
+use self::connections::{Connections, Dial};
+use self::script::Script;
+use super::{
+    Acquire, Attempt, Fence, LockStore, Owned, OwnerToken, Release, Renewal, StoreError, StoreErrorKind,
+};
+use crate::key::LockKey;
+
+static ACQUIRE: Script = Script::new(include_str!("scripts/acquire.lua"));
+static RENEW: Script = Script::new(include_str!("scripts/renew.lua"));
+static RELEASE: Script = Script::new(include_str!("scripts/release.lua"));
+static FENCE: Script = Script::new(include_str!("scripts/fence.lua"));
+
+/// How long a fence counter outlives its last use. Longer than a lock can live without a renewal (7 days),
+/// and what comes after it is greater anyway as long as the server's clock has not run back by as much.
+const FENCE_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
+
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Keeps locks in one Redis server. Clones share connections.
+///
+/// Connections are shared, not checked out: commands of many tasks travel on the same few (default 2), in
+/// a bb8 pool that replaces one after an I/O error, a time-out or a `READONLY` answer. They are opened when
+/// they are needed.
+#[derive(Clone)]
+pub struct RedisStore {
+    connections: Connections,
+    carriers: Arc<Carriers>,
+}
+
+impl RedisStore {
+    /// A store that connects to `url` (`redis://[user:password@]host:port/db`, or `rediss://` with the
+    /// feature `tls-rustls`) when it is first used.
+    ///
+    /// # Errors
+    ///
+    /// If the URL is malformed. It is not shown, for it may hold a password.
+    pub fn new(url: &str) -> Result<Self, StoreError> {
+        let client = redis::Client::open(url).map_err(|error| classify::store_error(&error).never_sent())?;
+        Ok(Self::from_client(client))
+    }
+
+    /// A store that connects with settings the user has made already.
+    pub fn from_client(client: redis::Client) -> Self {
+        Self::dialling(Dial::Client(Box::new(client)))
+    }
+
+    /// A store that opens its connections through the manager of a pool that the user already has, so
+    /// that address and credentials are configured once.
+    ///
+    /// The store's connections are shared, and beside those of the pool: bb8-redis cannot take a broken
+    /// connection out of its pool, and a lock must not wait for one.
+    pub fn from_pool(pool: bb8::Pool<RedisConnectionManager>) -> Self {
+        Self::dialling(Dial::Pool(pool))
+    }
+
+    fn dialling(dial: Dial) -> Self {
+        Self { connections: Connections::new(dial), carriers: Arc::default() }
+    }
+
+    /// Like [`new`](Self::new), and takes, renews and releases a lock below the default prefix at once, so
+    /// that a wrong address or a missing permission shows before the first request does.
+    ///
+    /// # Errors
+    ///
+    /// If the URL is malformed, or as [`probe`](Self::probe).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`probe`](Self::probe).
+    pub async fn connect(url: &str) -> Result<Self, StoreError> {
+        let store = Self::new(url)?;
+        store.probe(crate::locker::DEFAULT_PREFIX).await?;
+        Ok(store)
+    }
+
+    /// Takes, renews, fences and releases a lock of its own whose key starts with `prefix`.
+    ///
+    /// # Errors
+    ///
+    /// The first step that failed; the message names it.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, the probe's lock expires within two seconds.
+    pub async fn probe(&self, prefix: &str) -> Result<(), StoreError> {
+        let token = OwnerToken::random();
+        let key = LockKey::from_parts(["probe", token.as_str()])
+            .map(|key| key.prefixed(prefix.as_bytes()))
+            .map_err(|error| StoreError::new(StoreErrorKind::Protocol, error.to_string()))?;
+        let attempt =
+            Attempt { key: &key, token: &token, ttl: PROBE_TIMEOUT, number: 1, timeout: PROBE_TIMEOUT };
+        let owned = Owned { key: &key, token: &token, timeout: PROBE_TIMEOUT };
+        let step = |name: &'static str| move |error: StoreError| error.in_step(name);
+        self.acquire(attempt).await.map_err(step("taking a lock"))?;
+        self.acquire(Attempt { number: 2, ..attempt }).await.map_err(step("taking a lock by script"))?;
+        self.renew(owned, PROBE_TIMEOUT).await.map_err(step("renewing a lock"))?;
+        self.fence(owned).await.map_err(step("minting a fencing token"))?;
+        self.release(owned).await.map_err(step("releasing a lock"))?;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore").finish_non_exhaustive()
+    }
+}
+
+impl LockStore for RedisStore {
+    async fn acquire(&self, attempt: Attempt<'_>) -> Result<Acquire, StoreError> {
+        let ttl = millis(attempt.ttl);
+        let reply: Vec<i64> = self
+            .connections
+            .run(attempt.timeout, |link| async move {
+                let carried = self.carriers.sending(attempt.token, &link);
+                let reply = acquire_on(&mut link.connection(), attempt, ttl).await;
+                carried.answered(&reply);
+                reply
+            })
+            .await?;
+        match reply[..] {
+            [1] => Ok(Acquire::Acquired),
+            [0, remaining] => {
+                Ok(Acquire::Held { remaining: u64::try_from(remaining).ok().map(Duration::from_millis) })
+            }
+            _ => Err(unexpected(&reply)),
+        }
+    }
+
+    async fn renew(&self, owned: Owned<'_>, ttl: Duration) -> Result<Renewal, StoreError> {
+        let ttl = millis(ttl).to_string();
+        let args = &[owned.token.as_str().as_bytes(), ttl.as_bytes()];
+        let reply: i64 = self
+            .connections
+            .run(owned.timeout, |link| async move {
+                RENEW.call(&mut link.connection(), &[owned.key.as_bytes()], args).await
+            })
+            .await?;
+        match reply {
+            1 => Ok(Renewal::Renewed),
+            0 => Ok(Renewal::Missing),
+            -1 => Ok(Renewal::NotOwned),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn release(&self, owned: Owned<'_>) -> Result<Release, StoreError> {
+        let tries = AtomicU32::new(0);
+        let reply = self
+            .connections
+            .run(owned.timeout, |link| {
+                tries.fetch_add(1, Ordering::Relaxed);
+                async move { release_on(&mut link.connection(), owned).await }
+            })
+            .await?;
+        match decode_release(reply)? {
+            // The first try may have freed it before its connection was cut.
+            Release::Missing if tries.into_inner() > 1 => Ok(Release::Released),
+            release => Ok(release),
+        }
+    }
+
+    async fn fence(&self, owned: Owned<'_>) -> Result<Fence, StoreError> {
+        let counter = companion::fence_counter(owned.key.as_bytes());
+        let ttl = millis(FENCE_TTL).to_string();
+        let keys = &[owned.key.as_bytes(), &counter];
+        let args = &[owned.token.as_str().as_bytes(), ttl.as_bytes()];
+        let reply: Option<u64> = self
+            .connections
+            .run(owned.timeout, |link| async move { FENCE.call(&mut link.connection(), keys, args).await })
+            .await?;
+        Ok(reply.map_or(Fence::NotOwned, Fence::Minted))
+    }
+
+    async fn clean_up(&self, owned: Owned<'_>) -> Result<Release, StoreError> {
+        self.carriers.clean_up(owned).await
+    }
+
+    fn for_keeper(&self) -> Self {
+        Self { connections: self.connections.for_keeper(), carriers: Arc::clone(&self.carriers) }
+    }
+}
+
+/// The well-known command for a first attempt. Whoever finds the lock taken, or asks again, runs the script,
+/// which recognises our own token and tells how long the holder still has.
+async fn acquire_on(
+    connection: &mut MultiplexedConnection,
+    attempt: Attempt<'_>,
+    ttl: u64,
+) -> RedisResult<Vec<i64>> {
+    let key = attempt.key.as_bytes();
+    let token = attempt.token.as_str();
+    if attempt.number == 1 {
+        let mut set = redis::cmd("SET");
+        set.arg(key).arg(token).arg("NX").arg("PX").arg(ttl);
+        let set: Option<Value> = set.query_async(connection).await?;
+        if set.is_some() {
+            return Ok(vec![1]);
+        }
+    }
+    ACQUIRE.call(connection, &[key], &[token.as_bytes(), ttl.to_string().as_bytes()]).await
+}
+
+async fn release_on(connection: &mut MultiplexedConnection, owned: Owned<'_>) -> RedisResult<i64> {
+    RELEASE.call(connection, &[owned.key.as_bytes()], &[owned.token.as_str().as_bytes()]).await
+}
+
+fn decode_release(reply: i64) -> Result<Release, StoreError> {
+    match reply {
+        1 => Ok(Release::Released),
+        0 => Ok(Release::Missing),
+        -1 => Ok(Release::NotOwned),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn unexpected(reply: &impl fmt::Debug) -> StoreError {
+    StoreError::new(StoreErrorKind::Protocol, format!("a script answered {reply:?}"))
+}

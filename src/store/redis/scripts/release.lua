@@ -1,0 +1,6 @@
+-- Frees the lock if it is ours. KEYS: lock. ARGV: token.
+-- Answers 1 (freed), 0 (nobody's) or -1 (somebody else's).
+local holder = redis.call('GET', KEYS[1])
+if not holder then return 0 end
+if holder ~= ARGV[1] then return -1 end
+return redis.call('DEL', KEYS[1])

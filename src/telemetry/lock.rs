@@ -1,0 +1,207 @@
+//! What is counted about a lock, at which moment.
+
+use std::time::Duration;
+
+use metrics::{Gauge, counter, gauge, histogram};
+
+use super::names::*;
+use super::{Registered, register_lock};
+use crate::clock::{Clock, Moment};
+use crate::lease::LostReason;
+use crate::settings::LockSettings;
+
+macro_rules! labels {
+    ($(#[$doc:meta])* $name:ident { $($variant:ident = $text:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum $name { $($variant),+ }
+
+        impl $name {
+            pub(crate) const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            pub(crate) const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text),+ }
+            }
+        }
+    };
+}
+
+labels! {
+    /// How an acquisition ended.
+    AcquisitionOutcome {
+        Acquired = "acquired",
+        Contended = "contended",
+        QueueFull = "queue_full",
+        Error = "error",
+        Cancelled = "cancelled",
+    }
+}
+labels! {
+    /// How a renewal attempt ended.
+    RenewalOutcome { Renewed = "renewed", NotOwned = "not_owned", Error = "error" }
+}
+labels! {
+    /// What became of a lock that was granted.
+    ReleaseOutcome {
+        Released = "released",
+        Late = "late",
+        NotOwned = "not_owned",
+        Error = "error",
+        Skipped = "skipped",
+    }
+}
+labels! {
+    /// Why a request ran without a lock.
+    BypassReason { FailOpen = "fail_open", NoKey = "no_key", Disabled = "disabled" }
+}
+labels! {
+    /// How a clean-up ended.
+    CleanupOutcome { Removed = "removed", NotOwned = "not_owned", Error = "error" }
+}
+
+/// The metrics of one lock name.
+#[derive(Clone, Debug)]
+pub(crate) struct LockMetrics {
+    lock: &'static str,
+    registered: Registered,
+}
+
+impl LockMetrics {
+    pub(crate) fn new(lock: &'static str) -> Self {
+        Self { lock, registered: Registered::default() }
+    }
+
+    pub(crate) fn lock(&self) -> &'static str {
+        self.lock
+    }
+
+    pub(crate) fn register(&self, settings: &LockSettings) {
+        self.registered.once_per_recorder(|| register_lock(self.lock, settings));
+    }
+
+    /// An acquisition starts. The guard counts its end, as cancelled if it is dropped unresolved.
+    pub(crate) fn acquisition_started(&self, clock: &Clock, settings: &LockSettings) -> Acquisition {
+        self.register(settings);
+        Acquisition {
+            lock: self.lock,
+            attempts: 0,
+            resolved: None,
+            started: clock.now(),
+            clock: clock.clone(),
+            _waiting: RaisedGauge::new(gauge!(WAITING, "lock" => self.lock)),
+        }
+    }
+
+    pub(crate) fn granted(&self) -> HeldGauge {
+        HeldGauge { _held: RaisedGauge::new(gauge!(HELD, "lock" => self.lock)) }
+    }
+
+    pub(crate) fn renewal_finished(&self, outcome: RenewalOutcome) {
+        counter!(RENEWALS, "lock" => self.lock, "outcome" => outcome.as_str()).increment(1);
+    }
+
+    pub(crate) fn renewed_with(&self, share_left: f64) {
+        histogram!(RENEWAL_MARGIN, "lock" => self.lock).record(share_left);
+    }
+
+    pub(crate) fn lost(&self, reason: LostReason) {
+        counter!(LOST, "lock" => self.lock, "reason" => reason.as_str()).increment(1);
+    }
+
+    pub(crate) fn released(&self, outcome: ReleaseOutcome, held_for: Duration) {
+        counter!(RELEASES, "lock" => self.lock, "outcome" => outcome.as_str()).increment(1);
+        histogram!(HOLD_DURATION, "lock" => self.lock).record(held_for);
+    }
+
+    pub(crate) fn cleaned_up(&self, outcome: CleanupOutcome) {
+        counter!(CLEANUPS, "lock" => self.lock, "outcome" => outcome.as_str()).increment(1);
+    }
+
+    pub(crate) fn bypassed(&self, reason: BypassReason) {
+        counter!(BYPASSED, "lock" => self.lock, "reason" => reason.as_str()).increment(1);
+    }
+
+    pub(crate) fn rejected(&self, status: &'static str) {
+        counter!(REJECTIONS, "lock" => self.lock, "status" => status).increment(1);
+    }
+
+    pub(crate) fn handler_aborted(&self) {
+        counter!(HANDLERS_ABORTED, "lock" => self.lock).increment(1);
+    }
+}
+
+/// One acquisition under way.
+#[derive(Debug)]
+pub(crate) struct Acquisition {
+    lock: &'static str,
+    attempts: u32,
+    resolved: Option<AcquisitionOutcome>,
+    started: Moment,
+    clock: Clock,
+    _waiting: RaisedGauge,
+}
+
+impl Acquisition {
+    pub(crate) fn attempt_sent(&mut self) {
+        self.attempts += 1;
+    }
+
+    pub(crate) fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// The attempt found the lock taken.
+    pub(crate) fn found_taken(&self) {
+        if self.attempts == 1 {
+            counter!(CONTENTION, "lock" => self.lock).increment(1);
+        }
+    }
+
+    pub(crate) fn started(&self) -> Moment {
+        self.started
+    }
+
+    /// Decides what the drop will count.
+    pub(crate) fn resolve(&mut self, outcome: AcquisitionOutcome) {
+        self.resolved = Some(outcome);
+    }
+}
+
+impl Drop for Acquisition {
+    fn drop(&mut self) {
+        let outcome = self.resolved.unwrap_or(AcquisitionOutcome::Cancelled).as_str();
+        counter!(ACQUISITIONS, "lock" => self.lock, "outcome" => outcome).increment(1);
+        histogram!(ACQUIRE_DURATION, "lock" => self.lock, "outcome" => outcome)
+            .record(self.clock.now().since(self.started));
+        histogram!(ACQUIRE_ATTEMPTS, "lock" => self.lock).record(self.attempts);
+    }
+}
+
+/// Raised while a lock is held.
+#[derive(Debug)]
+pub(crate) struct HeldGauge {
+    _held: RaisedGauge,
+}
+
+/// A gauge that is one higher as long as this lives. It keeps the handle that it raised, so that the same
+/// cell is lowered even if another recorder has been installed since.
+struct RaisedGauge(Gauge);
+
+impl RaisedGauge {
+    fn new(gauge: Gauge) -> Self {
+        gauge.increment(1);
+        Self(gauge)
+    }
+}
+
+impl Drop for RaisedGauge {
+    fn drop(&mut self) {
+        self.0.decrement(1);
+    }
+}
+
+impl std::fmt::Debug for RaisedGauge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RaisedGauge")
+    }
+}
