@@ -65,7 +65,7 @@ impl<B: Body<Data = Bytes>> LockedBody<B> {
         if body.is_end_stream() {
             return (Self::free(body), Some(guard));
         }
-        let mut held = Box::pin(Held { inner: body, ahead: [None, None], hold: None });
+        let mut held = Box::pin(Held { inner: body, ahead: [None, None], ended: false, hold: None });
         let guard = if held.as_mut().look_ahead(cx) {
             Some(guard)
         } else {
@@ -84,6 +84,8 @@ struct Held<B: Body> {
     /// Polled, and not handed on yet: data and trailers of a body that was found complete, or what waits
     /// for the release at the end.
     ahead: [Option<Result<Frame<Bytes>, B::Error>>; 2],
+    /// `inner` has said so and must not be polled again.
+    ended: bool,
     hold: Option<Hold>,
 }
 
@@ -117,7 +119,10 @@ impl<B: Body<Data = Bytes>> Held<B> {
         for ahead in this.ahead {
             match this.inner.as_mut().poll_frame(cx) {
                 Poll::Pending => return false,
-                Poll::Ready(None) => return true,
+                Poll::Ready(None) => {
+                    *this.ended = true;
+                    return true;
+                }
                 Poll::Ready(Some(frame)) => {
                     let last = frame.is_err() || this.inner.is_end_stream();
                     *ahead = Some(frame);
@@ -152,7 +157,11 @@ impl<B: Body<Data = Bytes>> Held<B> {
                 *first = second.take();
                 return Poll::Ready(Some(frame.map_err(LockedBodyError::Inner)));
             }
+            if *this.ended {
+                return Poll::Ready(None);
+            }
             let frame = ready!(this.inner.as_mut().poll_frame(cx));
+            *this.ended = frame.is_none();
             let last = !matches!(frame, Some(Ok(_))) || this.inner.is_end_stream();
             match this.hold.take() {
                 Some(hold) if last => {
@@ -188,7 +197,7 @@ impl<B: Body<Data = Bytes>> Body for LockedBody<B> {
             Content::Answer(body) => body.is_end_stream(),
             Content::Free(body) => body.is_end_stream(),
             Content::Held(held) => {
-                held.hold.is_none() && held.ahead[0].is_none() && held.inner.is_end_stream()
+                held.hold.is_none() && held.ahead[0].is_none() && (held.ended || held.inner.is_end_stream())
             }
         }
     }

@@ -48,7 +48,7 @@ async fn no_answer_shows_the_key_or_the_token() {
     let redis = RedisServer::start().await;
     let orders = Orders::on(&redis).max_wait("0s").ttl("1s").start().await;
     let shipping = orders.start_to_ship("secret-42", 60_000);
-    redis.until_key(&key_of("secret-42")).await;
+    redis.until_inside("secret-42").await;
     let token = redis.get(&key_of("secret-42")).await.expect("the key is held");
     let contended = orders.ship("secret-42", 0).await;
     contended.refused(Refusal::Contended);

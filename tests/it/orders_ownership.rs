@@ -19,7 +19,7 @@ async fn a_holder_that_only_wants_to_be_told_finishes_without_touching_the_rival
     let orders = Orders::on(&redis).ttl("1s").notify_on_lost().start().await;
     let key = key_of("42");
     let shipping = orders.start_to_ship("42", 2000);
-    redis.until_key(&key).await;
+    redis.until_inside("42").await;
     let () = redis.command(&["DEL", &key]).await;
     redis.rival_takes(&key).await;
 
@@ -64,7 +64,7 @@ async fn a_deleted_lock_is_not_brought_back_to_life() {
     let orders = Orders::on(&redis).ttl("1s").max_wait("0s").notify_on_lost().start().await;
     let key = key_of("42");
     let first = orders.start_to_ship("42", 3000);
-    redis.until_key(&key).await;
+    redis.until_inside("42").await;
     tokio::time::sleep(ms(200)).await;
     let () = redis.command(&["DEL", &key]).await;
     let samples = PttlSamples::of(&redis, &key, ms(20)).await;
@@ -91,7 +91,7 @@ async fn a_wall_clock_that_jumps_changes_nothing() {
         let clock = WallClock::new();
         let orders = clock.of(Orders::on(&redis).ttl("1s")).start().await;
         let shipping = orders.start_to_ship("42", 2500);
-        redis.until_key(&key_of("42")).await;
+        redis.until_inside("42").await;
         let samples = PttlSamples::of(&redis, &key_of("42"), ms(20)).await;
         clock.jump(jump);
         tokio::time::sleep(ms(1800)).await;

@@ -82,7 +82,7 @@ async fn a_lock_is_kept_for_as_long_as_the_work_takes() {
     let redis = RedisServer::start().await;
     let orders = Orders::on(&redis).ttl("1s").start().await;
     let shipping = orders.start_to_ship("42", 4000);
-    redis.until_key(&key_of("42")).await;
+    redis.until_inside("42").await;
     let samples = PttlSamples::of(&redis, &key_of("42"), ms(20)).await;
     tokio::time::sleep(ms(3200)).await;
     assert!(!shipping.has_ended());
@@ -101,7 +101,7 @@ async fn a_handler_whose_lock_was_taken_over_is_stopped_and_the_rival_left_alone
     let orders = Orders::on(&redis).ttl("1s").start().await;
     let key = key_of("42");
     let shipping = orders.start_to_ship("42", 60_000);
-    redis.until_key(&key).await;
+    redis.until_inside("42").await;
     let () = redis.command(&["DEL", &key]).await;
     redis.rival_takes(&key).await;
 
@@ -121,7 +121,7 @@ async fn the_lock_of_a_killed_process_is_free_after_its_ttl() {
     let http = killed.http.clone();
     let shipping =
         Running::start(async move { http.send(http::Method::POST, &ship_path("42", 60_000)).await });
-    redis.until_key(&key_of("42")).await;
+    redis.until_inside("42").await;
     killed.kill();
 
     assert!(shipping.end().await.is_err(), "a killed process does not answer");
@@ -179,7 +179,7 @@ async fn reading_an_order_takes_no_lock() {
     let orders = Orders::on(&redis).start().await;
     let monitor = redis.monitor().await;
     let shipping = orders.start_to_ship("42", 500);
-    redis.until_key(&key_of("42")).await;
+    redis.until_inside("42").await;
     let answer = orders.http.get("/orders/42").await;
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
     let health = orders.http.get("/healthz").await;
@@ -229,7 +229,7 @@ async fn only_who_chose_it_works_unguarded_while_redis_is_down() {
     let orders = Orders::on(&redis).option("--on-store-error", "proceed").max_wait("0s");
     let orders = orders.start().await;
     let shipping = orders.start_to_ship("42", 500);
-    redis.until_key(&key_of("42")).await;
+    redis.until_inside("42").await;
     orders.ship("42", 0).await.refused(Refusal::Contended);
     shipping.end().await.shipped();
     redis.kill();

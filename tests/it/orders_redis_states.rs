@@ -50,7 +50,7 @@ async fn a_redis_that_comes_back_empty_has_lost_the_lock_and_the_holder_learns_i
     let mut redis = RedisServer::start().await;
     let orders = Orders::on(&redis).ttl("1s").start().await;
     let shipping = orders.start_to_ship("42", 60_000);
-    redis.until_key(&key_of("42")).await;
+    redis.until_inside("42").await;
     redis.restart().await;
     shipping.end().await.refused(Refusal::LockLost);
     assert_eq!(lost(&orders).await, 1.0);
@@ -66,7 +66,7 @@ async fn writes_refused_for_a_moment_cost_no_lock() {
     let redis = RedisServer::start().await;
     let orders = Orders::on(&redis).ttl("3s").start().await;
     let shipping = orders.start_to_ship("42", 4500);
-    redis.until_key(&key_of("42")).await;
+    redis.until_inside("42").await;
     redis.config_set("min-replicas-to-write", "1").await;
     eventually("a renewal to be refused", secs(10), async || store_errors(&orders, "noreplicas").await > 0.0)
         .await;
@@ -84,7 +84,7 @@ async fn writes_refused_for_long_cost_the_lock_at_its_deadline() {
     let redis = RedisServer::start().await;
     let orders = Orders::on(&redis).ttl("1s").start().await;
     let shipping = orders.start_to_ship("42", 60_000);
-    redis.until_key(&key_of("42")).await;
+    redis.until_inside("42").await;
     redis.config_set("min-replicas-to-write", "1").await;
     shipping.end().await.refused(Refusal::LockLost);
     orders.ship("43", 0).await.refused(Refusal::StoreUnavailable);
@@ -107,8 +107,10 @@ async fn a_full_redis_takes_no_new_locks_but_keeps_and_frees_those_it_has() {
     let redis = RedisServer::start().await;
     let orders = Orders::on(&redis).ttl("1s").start().await;
     let held: Vec<_> = (0..5).map(|n| orders.start_to_ship(&format!("o{n}"), 2500)).collect();
-    eventually("all to have their fencing tokens", secs(10), async || redis.keys("*fence").await.len() == 5)
-        .await;
+    eventually("all to have their fencing tokens", secs(10), async || {
+        redis.keys("*order:*fence").await.len() == 5
+    })
+    .await;
     redis.config_set("maxmemory", "1000").await;
     orders.ship("42", 0).await.refused(Refusal::StoreUnavailable);
     assert!(store_errors(&orders, "oom").await >= 1.0);
@@ -129,7 +131,7 @@ async fn an_evicted_lock_is_noticed() {
         let redis = RedisServer::start_with(&["--maxmemory-policy", policy]).await;
         let orders = Orders::on(&redis).ttl("3s").start().await;
         let shipping = orders.start_to_ship("42", 60_000);
-        redis.until_key(&key_of("42")).await;
+        redis.until_inside("42").await;
         redis.config_set("maxmemory", "3mb").await;
         let junk = "x".repeat(100_000);
         let mut number = 0;
@@ -260,7 +262,7 @@ async fn a_key_that_holds_something_else_is_never_deleted() {
     assert_eq!(left.len(), 2, "{left:?}");
 
     let shipping = orders.start_to_ship("mine", 60_000);
-    redis.until_key(&key_of("mine")).await;
+    redis.until_inside("mine").await;
     let () = redis.command(&["DEL", &key_of("mine")]).await;
     let () = redis.command(&["HSET", &key_of("mine"), "field", "data"]).await;
     drop(shipping);

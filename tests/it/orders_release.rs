@@ -32,7 +32,7 @@ async fn leaving_frees_the_key(leave: impl AsyncFnOnce(&RunningOrders, &RedisSer
 async fn hanging_up_frees_the_key() {
     leaving_frees_the_key(async |orders, redis| {
         let request = RawRequest::send(orders.addr, "POST", &ship_path("42", 60_000)).await;
-        redis.until_key(&key_of("42")).await;
+        redis.until_inside("42").await;
         request.hang_up();
     })
     .await;
@@ -43,7 +43,7 @@ async fn hanging_up_frees_the_key() {
 async fn a_connection_reset_frees_the_key() {
     leaving_frees_the_key(async |orders, redis| {
         let request = RawRequest::send(orders.addr, "POST", &ship_path("42", 60_000)).await;
-        redis.until_key(&key_of("42")).await;
+        redis.until_inside("42").await;
         request.reset();
     })
     .await;
@@ -56,7 +56,7 @@ async fn a_cancelled_http2_stream_frees_the_key() {
         let http = HttpClient::new(orders.addr, Version::H2);
         let another = http.clone();
         let request = Running::start(async move { another.post(&ship_path("42", 60_000)).await });
-        redis.until_key(&key_of("42")).await;
+        redis.until_inside("42").await;
         drop(request);
         let alive = http.get("/healthz").await;
         assert_eq!(alive.status, StatusCode::OK, "the connection goes on: {alive:?}");
@@ -69,7 +69,7 @@ async fn a_cancelled_http2_stream_frees_the_key() {
 async fn a_client_that_closes_its_sending_side_is_gone_without_an_error() {
     leaving_frees_the_key(async |orders, redis| {
         let request = RawRequest::send(orders.addr, "POST", &ship_path("42", 60_000)).await;
-        redis.until_key(&key_of("42")).await;
+        redis.until_inside("42").await;
         assert_eq!(request.close_sending_side().await, "");
     })
     .await;
@@ -139,7 +139,7 @@ async fn a_release_that_failed_blocks_its_own_process_no_longer_than_others() {
     let proxy = Proxy::to(redis.addr()).await;
     let orders = Orders::at(&proxy.url()).ttl("2s").max_wait("20s").start().await;
     let shipping = orders.start_to_ship("42", 400);
-    redis.until_key(&key_of("42")).await;
+    redis.until_inside("42").await;
     proxy.refuse();
     proxy.close_all();
     shipping.end().await.shipped();
@@ -157,10 +157,7 @@ async fn a_release_that_fails_does_not_replace_the_handlers_answer() {
         let mut redis = RedisServer::start().await;
         let orders = Orders::on(&redis).option("--release", mode).start().await;
         let shipping = orders.start_to_ship("42", 400);
-        eventually("the fencing token to be minted", secs(10), async || {
-            redis.keys("*fence").await.len() == 1
-        })
-        .await;
+        redis.until_inside("42").await;
         redis.kill();
 
         shipping.end().await.shipped();
@@ -180,7 +177,7 @@ async fn a_lock_that_is_gone_already_is_not_released_again_and_again() {
     let redis = RedisServer::start().await;
     let orders = Orders::on(&redis).notify_on_lost().start().await;
     let shipping = orders.start_to_ship("42", 500);
-    redis.until_key(&key_of("42")).await;
+    redis.until_inside("42").await;
     let monitor = redis.monitor().await;
     let () = redis.command(&["DEL", &key_of("42")]).await;
     shipping.end().await.shipped();
@@ -199,10 +196,7 @@ async fn a_redis_that_stands_still_at_the_release_delays_the_answer_by_little() 
         let mut redis = RedisServer::start().await;
         let orders = Orders::on(&redis).option("--release", mode).start().await;
         let shipping = orders.start_to_ship("42", 500);
-        eventually("the fencing token to be minted", secs(10), async || {
-            redis.keys("*fence").await.len() == 1
-        })
-        .await;
+        redis.until_inside("42").await;
         redis.pause().await;
         let start = Instant::now();
         shipping.end().await.shipped();
@@ -246,7 +240,7 @@ async fn requests_that_come_during_shutdown_are_not_left_hanging() {
     let redis = RedisServer::start().await;
     let mut orders = Orders::on(&redis).max_wait("60s").start().await;
     let holder = orders.start_to_ship("42", 1500);
-    redis.until_key(&key_of("42")).await;
+    redis.until_inside("42").await;
     let (http, path) = (orders.http.clone(), ship_path("42", 0));
     let waiter = Running::start(async move { http.send(Method::POST, &path).await });
     eventually("the second to wait", secs(10), async || {

@@ -15,7 +15,7 @@ async fn survives(trouble: impl AsyncFnOnce(&RedisServer)) {
     let redis = RedisServer::start().await;
     let orders = Orders::on(&redis).ttl("3s").start().await;
     let shipping = orders.start_to_ship("42", 5000);
-    redis.until_key(&key_of("42")).await;
+    redis.until_inside("42").await;
     // Just before the first renewal.
     tokio::time::sleep(ms(800)).await;
     trouble(&redis).await;
@@ -55,15 +55,17 @@ async fn a_paused_redis_costs_no_lock() {
 async fn each_way_to_lose_a_lock_has_its_own_reason() {
     let redis = RedisServer::start().await;
     let orders = Orders::on(&redis).ttl("1s").start().await;
-    let key = key_of("42");
-    let taken_over = &["SET", &key, RIVAL, "PX", "30000"][..];
-    for (blow, reason) in
-        [(&["DEL", &key][..], "deleted"), (&["FLUSHALL"], "deleted"), (taken_over, "taken_over")]
-    {
-        let lost = orders.metrics().await.sum("tower_lock_lost_total", &[("reason", reason)]);
-        let shipping = orders.start_to_ship("42", 60_000);
-        redis.until_key(&key).await;
-        let () = redis.command(blow).await;
+    let taken_over = key_of("c");
+    let blows = [
+        ("a", vec!["DEL", "orders:order:a"], "deleted"),
+        ("b", vec!["FLUSHALL"], "deleted"),
+        ("c", vec!["SET", &taken_over, RIVAL, "PX", "30000"], "taken_over"),
+    ];
+    for (order, blow, reason) in blows {
+        let lost = orders.lost(reason).await;
+        let shipping = orders.start_to_ship(order, 60_000);
+        redis.until_inside(order).await;
+        let () = redis.command(&blow).await;
         shipping.end().await.refused(Refusal::LockLost);
         assert_eq!(orders.lost(reason).await, lost + 1.0, "{blow:?}");
         let warned = orders.log().at_least(Level::Warn);
@@ -80,12 +82,8 @@ async fn a_holder_that_is_cut_off_knows_before_the_next_one_gets_in() {
     let proxy = Proxy::to(redis.addr()).await;
     let cut_off = Orders::at(&proxy.url()).ttl("3s").notify_on_lost().start().await;
     let other = Orders::on(&redis).ttl("3s").max_wait("30s").start().await;
-    let key = key_of("42");
     let first = cut_off.start_to_ship("42", 6500);
-    eventually("the first to have its fencing token", secs(10), async || {
-        redis.pttl(&format!("{{{key}}}:fence")).await > 0
-    })
-    .await;
+    redis.until_inside("42").await;
     proxy.freeze();
     let second = other.start_to_ship("42", 3000);
 
@@ -95,7 +93,7 @@ async fn a_holder_that_is_cut_off_knows_before_the_next_one_gets_in() {
     assert_eq!(cut_off.lost("unconfirmed").await, 1.0);
     eventually("the second to be in", secs(20), async || other.metric("tower_lock_held", &[]).await == 1.0)
         .await;
-    let token = redis.get(&key).await;
+    let token = redis.get(&key_of("42")).await;
     // What the first sent while it was cut off arrives now.
     proxy.unfreeze();
     let (first, second) = (first.end().await.shipped(), second.end().await.shipped());
@@ -120,7 +118,7 @@ async fn a_process_that_slept_through_its_ttl_leaves_the_rival_alone() {
     let mut orders = Orders::on(&redis).ttl("1s").start().await;
     let key = key_of("42");
     let shipping = orders.start_to_ship("42", 60_000);
-    redis.until_key(&key).await;
+    redis.until_inside("42").await;
     orders.pause().await;
     redis.until_no_key(&key, secs(10)).await;
     redis.rival_takes(&key).await;
@@ -143,7 +141,7 @@ async fn a_handler_that_slept_through_its_ttl_and_has_finished_since_is_not_beli
     let redis = RedisServer::start().await;
     let mut orders = Orders::on(&redis).ttl("1s").start().await;
     let shipping = orders.start_to_ship("42", 500);
-    redis.until_key(&key_of("42")).await;
+    redis.until_inside("42").await;
     orders.pause().await;
     redis.until_no_key(&key_of("42"), secs(10)).await;
     orders.resume();
@@ -175,7 +173,7 @@ async fn slow_replies_shorten_the_lease_and_lose_no_lock() {
     let orders = Orders::at(&proxy.url()).ttl("1500ms").start().await;
     proxy.delay_replies(ms(250));
     let shipping = orders.start_to_ship("42", 3000);
-    redis.until_key(&key_of("42")).await;
+    redis.until_inside("42").await;
     let samples = PttlSamples::of(&redis, &key_of("42"), ms(20)).await;
     tokio::time::sleep(ms(2500)).await;
     let seen = samples.take();

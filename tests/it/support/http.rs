@@ -110,10 +110,9 @@ impl Answer {
         let json = self.json();
         let number =
             |field: &str| json[field].as_u64().unwrap_or_else(|| panic!("no number {field} in {json}"));
-        let text = |field: &str| json[field].as_str().unwrap_or_default().to_owned();
         Holding {
-            key: text("order"),
-            instance: text("instance"),
+            key: json["order"].to_string(),
+            instance: json["instance"].to_string(),
             start_us: number("started_at_us"),
             end_us: number("finished_at_us"),
             fencing_token: number("fencing_token"),

@@ -136,6 +136,16 @@ impl RedisServer {
         eventually(&format!("key {key} to be there"), secs(20), async || self.pttl(key).await != -2).await;
     }
 
+    /// Waits until somebody is inside with an order: its lock is taken and its first fencing token
+    /// minted. For the first holder of that order only.
+    pub(crate) async fn until_inside(&self, order: &str) {
+        let counter = format!("*order:{order}*fence");
+        eventually(&format!("order {order} to be worked on"), secs(20), async || {
+            !self.keys(&counter).await.is_empty()
+        })
+        .await;
+    }
+
     /// Waits until a key is gone.
     pub(crate) async fn until_no_key(&self, key: &str, bound: Duration) {
         eventually(&format!("key {key} to be gone"), bound, async || self.pttl(key).await == -2).await;
