@@ -17,7 +17,7 @@ use crate::keeper::{CleanUp, Keeper, Place, Unfinished};
 use crate::key::LockKey;
 use crate::lease::{Lease, LeaseState, LostReason};
 use crate::settings::LockSettings;
-use crate::store::{ErasedStore, Fence, Owned, OwnerToken, Release, Renewal, StoreError};
+use crate::store::{ErasedStore, Fence, Holder, Owned, OwnerToken, Release, Renewal, StoreError};
 use crate::telemetry::{HeldGauge, LockMetrics, ReleaseOutcome, RenewalOutcome};
 
 /// What the guard, the handler and the keeper share of one held lock.
@@ -37,6 +37,7 @@ pub(crate) struct Hold {
     place: Place,
     renew_at: AtomicU64,
     renewing: AtomicBool,
+    watched: AtomicBool,
     failures: AtomicU64,
 }
 
@@ -71,6 +72,7 @@ impl Hold {
             fencing_token: OnceCell::new(),
             place: Place::default(),
             renewing: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
             failures: AtomicU64::new(0),
         };
         hold.plan_renewal(sent);
@@ -85,7 +87,7 @@ impl Hold {
         &self.place
     }
 
-    fn owned(&self) -> Owned<'_> {
+    pub(crate) fn owned(&self) -> Owned<'_> {
         Owned { key: &self.key, token: &self.token, timeout: self.settings.command_timeout() }
     }
 
@@ -112,6 +114,9 @@ impl Hold {
         if !self.renewing.load(Ordering::Acquire) {
             next = next.min(Moment(self.renew_at.load(Ordering::Acquire)));
         }
+        if !self.watched.load(Ordering::Relaxed) {
+            next = next.min(self.watch_at());
+        }
         self.max_hold_end().map_or(next, |end| next.min(end))
     }
 
@@ -120,8 +125,8 @@ impl Hold {
         now >= Moment(self.renew_at.load(Ordering::Acquire)) && !self.renewing.swap(true, Ordering::AcqRel)
     }
 
-    /// One renewal. Gives the hold back to be planned anew, if it is still held.
-    pub(crate) async fn renew(self: Arc<Self>, store: Arc<dyn ErasedStore>) -> Option<Arc<Self>> {
+    /// One renewal.
+    pub(crate) async fn renew(&self, store: &dyn ErasedStore) {
         let sent = self.lease.now();
         let owned = self.owned();
         let timeout = owned.timeout.min(self.lease.remaining());
@@ -130,7 +135,6 @@ impl Hold {
             self.renewed(sent, result);
         }
         self.renewing.store(false, Ordering::Release);
-        (self.lease.state() == LeaseState::Held).then_some(self)
     }
 
     fn renewed(&self, sent: Moment, result: Result<Renewal, StoreError>) {
@@ -157,6 +161,24 @@ impl Hold {
                 self.renew_at.store((self.lease.now() + pause).0, Ordering::Release);
                 tracing::debug!(lock = self.metrics.lock(), %error, "a renewal failed and is tried again");
             }
+        }
+    }
+
+    /// `true` once, when the lock has been held for long enough to be worth a watch.
+    pub(crate) fn start_watch(&self, now: Moment) -> bool {
+        now >= self.watch_at() && !self.watched.swap(true, Ordering::Relaxed)
+    }
+
+    fn watch_at(&self) -> Moment {
+        self.granted + self.settings.watch_after()
+    }
+
+    /// What a look at the store has shown.
+    pub(crate) fn found(&self, holder: Holder) {
+        match holder {
+            Holder::Us => {}
+            Holder::Other => self.lose(LostReason::TakenOver),
+            Holder::Nobody => self.lose(self.lease.reason_of_absence()),
         }
     }
 

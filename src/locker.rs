@@ -528,7 +528,8 @@ impl<S: LockStore> LockerBuilder<S> {
         let store = MeteredStore::new(store, store_metrics.clone(), clock.clone());
         let store: Arc<dyn ErasedStore> = Arc::new(store);
         let ends = StoreEnds::new(Arc::clone(&store));
-        let keeper = Keeper::start(keeper, clock.clone(), ends).map_err(BuildError::Keeper)?;
+        let keeper =
+            Keeper::start(keeper, clock.clone(), ends, store_metrics.clone()).map_err(BuildError::Keeper)?;
         let closing = AtomicBool::new(false);
         Ok(Locker {
             core: Arc::new(Core {

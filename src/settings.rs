@@ -32,6 +32,7 @@ const MIN_TTL: Duration = Duration::from_millis(10);
 const MAX_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
 const MAX_SPAN: Duration = MAX_TTL;
 const MIN_STEP: Duration = Duration::from_millis(1);
+const DEFAULT_WATCH_AFTER: Duration = Duration::from_millis(250);
 const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What happens to the handler when its lock is lost while it runs.
@@ -94,6 +95,7 @@ pub struct LockSettings {
     hold: HoldUntil,
     command_timeout: Duration,
     margin: Duration,
+    watch_after: Duration,
 }
 
 impl LockSettings {
@@ -157,6 +159,11 @@ impl LockSettings {
         self.margin
     }
 
+    /// How old a hold has to be before the keeper watches its key for changes.
+    pub fn watch_after(&self) -> Duration {
+        self.watch_after
+    }
+
     pub(crate) fn backoff(&self, seed: u64) -> Backoff {
         Backoff::new(self.retry.0, self.retry.1, seed)
     }
@@ -178,6 +185,7 @@ impl Default for LockSettings {
             hold: HoldUntil::default(),
             command_timeout: DEFAULT_COMMAND_TIMEOUT,
             margin: default_margin(ttl),
+            watch_after: DEFAULT_WATCH_AFTER,
         }
     }
 }
@@ -202,6 +210,7 @@ pub struct LockSettingsBuilder {
     hold: HoldUntil,
     command_timeout: Option<Duration>,
     margin: Option<Duration>,
+    watch_after: Option<Duration>,
 }
 
 impl LockSettingsBuilder {
@@ -289,6 +298,13 @@ impl LockSettingsBuilder {
         self
     }
 
+    /// How old a hold has to be before the keeper watches its key, so that a loss is noticed within
+    /// milliseconds: at most 7 days. Default 250 ms, so that short holds cost no command more.
+    pub fn watch_after(mut self, age: Duration) -> Self {
+        self.watch_after = Some(age);
+        self
+    }
+
     /// Checks every number against the others.
     ///
     /// # Errors
@@ -308,6 +324,7 @@ impl LockSettingsBuilder {
             hold,
             command_timeout,
             margin,
+            watch_after,
         } = self;
         let defaults = LockSettings::default();
 
@@ -344,6 +361,9 @@ impl LockSettingsBuilder {
             return refuse("margin", "must be less than ttl / 2");
         }
 
+        let watch_after = watch_after.unwrap_or(DEFAULT_WATCH_AFTER);
+        within("watch_after", watch_after, Duration::ZERO, MAX_SPAN, "must be at most 7 days")?;
+
         Ok(LockSettings {
             ttl,
             renew_every,
@@ -357,6 +377,7 @@ impl LockSettingsBuilder {
             hold,
             command_timeout,
             margin,
+            watch_after,
         })
     }
 }
@@ -443,6 +464,7 @@ mod tests {
         check_refused("max_hold", |b| b.max_hold(Duration::MAX));
         check_refused("command_timeout", |b| b.command_timeout(Duration::ZERO));
         check_refused("command_timeout", |b| b.ttl(ms(900)).command_timeout(ms(301)));
+        check_refused("watch_after", |b| b.watch_after(Duration::MAX));
         check_refused("margin", |b| b.ttl(ms(900)).margin(ms(450)));
     }
 

@@ -37,8 +37,7 @@ pub(super) enum Job {
 }
 
 impl Job {
-    /// Never asks for a hold to be looked at again.
-    pub(super) async fn run(self, ends: StoreEnds) -> Option<Arc<Hold>> {
+    pub(super) async fn run(self, ends: StoreEnds) {
         match self {
             Self::Release { hold, tried, unfinished: _unfinished } => {
                 if let Err(clean_up) = hold.release_through(&*ends.own, tried).await {
@@ -47,7 +46,6 @@ impl Job {
             }
             Self::CleanUp(clean_up) => clean_up.run(&ends).await,
         }
-        None
     }
 }
 

@@ -8,6 +8,7 @@
 mod jobs;
 mod outstanding;
 mod schedule;
+mod watcher;
 
 use std::io;
 use std::sync::Arc;
@@ -24,9 +25,12 @@ use self::jobs::Job;
 pub(crate) use self::jobs::{CleanUp, StoreEnds};
 pub(crate) use self::outstanding::{Outstanding, Unfinished};
 use self::schedule::{Schedule, Ticket};
+use self::watcher::{Changes, Watcher};
 use crate::clock::{Clock, Moment};
 use crate::guard::Hold;
 use crate::lease::{LeaseState, LostReason};
+use crate::store::{Holder, OpenedWatch, StoreError};
+use crate::telemetry::StoreMetrics;
 
 /// Longest sleep while locks are held. Timers stand still while a machine sleeps, the clock of the deadlines
 /// does not: after waking up, an overdue lock is noticed within this time.
@@ -58,6 +62,8 @@ struct Shared {
     ends: StoreEnds,
     schedule: Mutex<Schedule<Arc<Hold>>>,
     jobs: Mutex<Vec<Job>>,
+    changes: Changes,
+    store_metrics: StoreMetrics,
     wake: Notify,
     running: AtomicBool,
     closed: AtomicBool,
@@ -79,13 +85,20 @@ impl Drop for Alive {
 pub(crate) struct Place(Mutex<Option<Ticket>>);
 
 impl Keeper {
-    pub(crate) fn start(mode: KeeperMode, clock: Clock, ends: StoreEnds) -> io::Result<Self> {
+    pub(crate) fn start(
+        mode: KeeperMode,
+        clock: Clock,
+        ends: StoreEnds,
+        store_metrics: StoreMetrics,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             mode,
             clock,
             ends,
             schedule: Mutex::new(Schedule::new()),
             jobs: Mutex::default(),
+            changes: Changes::default(),
+            store_metrics,
             wake: Notify::new(),
             running: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -165,33 +178,53 @@ impl Shared {
         }
     }
 
-    async fn run(&self) {
+    async fn run(self: &Arc<Self>) {
         let mut tasks = JoinSet::new();
+        let mut watcher = Watcher::new();
         loop {
             let now = self.clock.now();
             loop {
                 let due = self.schedule.lock().pop_due(now);
                 let Some(hold) = due else { break };
-                self.look_at(hold, &mut tasks);
+                self.look_at(hold, now, &mut watcher, &mut tasks);
             }
             for job in std::mem::take(&mut *self.jobs.lock()) {
-                tasks.spawn(job.run(self.ends.clone()));
+                let ends = self.ends.clone();
+                tasks.spawn(async move {
+                    job.run(ends).await;
+                    Done::Job
+                });
             }
+            for change in std::mem::take(&mut *self.changes.lock()) {
+                watcher.changed(now, change, self, &mut tasks);
+            }
+            watcher.open_if_due(now, self, &self.ends, &mut tasks);
             let next = self.schedule.lock().sleep_until_next();
             if self.closed.load(Ordering::Acquire) && self.is_idle() && tasks.is_empty() {
+                self.store_metrics.watch_is_up(false);
                 return;
             }
+            let next = next.into_iter().chain(watcher.retry_at()).min();
             let pause = next.map(|next| next.since(self.clock.now()).min(MAX_SLEEP));
             tokio::select! {
                 () = self.wake.notified() => {}
                 () = sleep(pause.unwrap_or_default()), if pause.is_some() => {}
-                Some(renewed) = tasks.join_next() => {
-                    if let Ok(Some(hold)) = renewed {
-                        let due = hold.next_look();
-                        self.plan(&hold, due);
+                Some(done) = tasks.join_next() => {
+                    if let Ok(done) = done {
+                        self.finished(done, &mut watcher, &mut tasks);
                     }
                 }
             }
+        }
+    }
+
+    fn finished(&self, done: Done, watcher: &mut Watcher, tasks: &mut JoinSet<Done>) {
+        let now = self.clock.now();
+        match done {
+            Done::Job => {}
+            Done::Renewed(hold) => self.plan(&hold, hold.next_look()),
+            Done::Opened(result) => watcher.opened(now, result, self, tasks),
+            Done::Looked { hold, result, number } => watcher.looked(now, &hold, (result, number), self),
         }
     }
 
@@ -199,24 +232,38 @@ impl Shared {
         self.schedule.lock().is_empty() && self.jobs.lock().is_empty()
     }
 
-    /// A hold is due: it is over, or to be renewed, or just to be looked at again later.
-    fn look_at(&self, hold: Arc<Hold>, tasks: &mut JoinSet<Option<Arc<Hold>>>) {
+    /// A hold is due: it is over, or to be renewed or watched, or just to be looked at again later.
+    fn look_at(&self, hold: Arc<Hold>, now: Moment, watcher: &mut Watcher, tasks: &mut JoinSet<Done>) {
         if hold.lease().state() != LeaseState::Held {
             return;
         }
-        let now = self.clock.now();
         if let Some(reason) = hold.lease().overdue() {
-            hold.lose(reason);
-        } else if hold.max_hold_end().is_some_and(|end| now >= end) {
-            hold.lose(LostReason::MaxHold);
-        } else {
-            if hold.start_renewal(now) {
-                tasks.spawn(Arc::clone(&hold).renew(self.ends.own()));
-            }
-            let due = hold.next_look();
-            self.plan(&hold, due);
+            return hold.lose(reason);
         }
+        if hold.max_hold_end().is_some_and(|end| now >= end) {
+            return hold.lose(LostReason::MaxHold);
+        }
+        if hold.start_watch(now) {
+            watcher.add(&hold, tasks);
+        }
+        if hold.start_renewal(now) {
+            let hold = Arc::clone(&hold);
+            let store = self.ends.own();
+            tasks.spawn(async move {
+                hold.renew(&*store).await;
+                Done::Renewed(hold)
+            });
+        }
+        self.plan(&hold, hold.next_look());
     }
+}
+
+/// What one of the keeper's tasks brings back.
+enum Done {
+    Job,
+    Renewed(Arc<Hold>),
+    Opened(OpenedWatch),
+    Looked { hold: Arc<Hold>, result: Result<Holder, StoreError>, number: u64 },
 }
 
 /// Resets the flag also when the task is dropped with its runtime, so that another runtime can start it.

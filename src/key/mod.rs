@@ -96,6 +96,11 @@ impl LockKey {
         &self.0
     }
 
+    /// A key that came back from the store, prefix included.
+    pub(crate) fn stored(bytes: Vec<u8>) -> Option<Self> {
+        (!bytes.is_empty()).then(|| Self(bytes.into()))
+    }
+
     pub(crate) fn prefixed(&self, prefix: &[u8]) -> Self {
         if prefix.is_empty() {
             return self.clone();

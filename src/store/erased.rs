@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Acquire, Attempt, Fence, LockStore, Owned, Release, Renewal, StoreError};
+use super::{Acquire, Attempt, ChangeSink, Fence, LockStore, Opening, Owned, Release, Renewal, StoreError};
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
@@ -15,6 +15,7 @@ pub(crate) trait ErasedStore: std::fmt::Debug + Send + Sync {
     fn release<'a>(&'a self, owned: Owned<'a>) -> Boxed<'a, Release>;
     fn fence<'a>(&'a self, owned: Owned<'a>) -> Boxed<'a, Fence>;
     fn clean_up<'a>(&'a self, owned: Owned<'a>) -> Boxed<'a, Release>;
+    fn open_watch(&self, changes: ChangeSink) -> Opening<'_>;
     fn for_keeper(&self) -> Arc<dyn ErasedStore>;
 }
 
@@ -37,6 +38,10 @@ impl<S: LockStore> ErasedStore for S {
 
     fn clean_up<'a>(&'a self, owned: Owned<'a>) -> Boxed<'a, Release> {
         Box::pin(LockStore::clean_up(self, owned))
+    }
+
+    fn open_watch(&self, changes: ChangeSink) -> Opening<'_> {
+        Box::pin(LockStore::open_watch(self, changes))
     }
 
     fn for_keeper(&self) -> Arc<dyn ErasedStore> {

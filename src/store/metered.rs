@@ -1,9 +1,13 @@
 //! A store that counts and times what another store does.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Acquire, Attempt, Fence, LockStore, Operation, Owned, Release, Renewal, StoreError};
+use super::{
+    Acquire, Attempt, ChangeSink, Fence, KeyWatch, LockStore, Looking, OpenedWatch, Operation, Owned,
+    Release, Renewal, StoreError,
+};
 use crate::clock::Clock;
 use crate::telemetry::StoreMetrics;
 
@@ -24,10 +28,7 @@ impl<S> MeteredStore<S> {
         operation: Operation,
         command: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let start = self.clock.now();
-        let result = command.await;
-        self.metrics.operation_finished(operation, self.clock.now().since(start), result.as_ref().err());
-        result
+        metered(&self.metrics, &self.clock, operation, command).await
     }
 }
 
@@ -52,7 +53,40 @@ impl<S: LockStore> LockStore for MeteredStore<S> {
         self.metered(Operation::Release, self.inner.clean_up(owned)).await
     }
 
+    async fn open_watch(&self, changes: ChangeSink) -> OpenedWatch {
+        let watch = self.metered(Operation::Watch, self.inner.open_watch(changes)).await?;
+        Ok(watch.map(|watch| {
+            let watch = MeteredWatch { watch, metrics: self.metrics.clone(), clock: self.clock.clone() };
+            Arc::new(watch) as Arc<dyn KeyWatch>
+        }))
+    }
+
     fn for_keeper(&self) -> Self {
         Self { inner: self.inner.for_keeper(), metrics: self.metrics.clone(), clock: self.clock.clone() }
     }
+}
+
+#[derive(Debug)]
+struct MeteredWatch {
+    watch: Arc<dyn KeyWatch>,
+    metrics: StoreMetrics,
+    clock: Clock,
+}
+
+impl KeyWatch for MeteredWatch {
+    fn look<'a>(&'a self, owned: Owned<'a>) -> Looking<'a> {
+        Box::pin(metered(&self.metrics, &self.clock, Operation::Watch, self.watch.look(owned)))
+    }
+}
+
+async fn metered<T>(
+    metrics: &StoreMetrics,
+    clock: &Clock,
+    operation: Operation,
+    command: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let start = clock.now();
+    let result = command.await;
+    metrics.operation_finished(operation, clock.now().since(start), result.as_ref().err());
+    result
 }

@@ -9,6 +9,7 @@ mod memory;
 mod metered;
 mod redis;
 mod token;
+mod watch;
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -20,6 +21,8 @@ pub use memory::MemoryStore;
 pub(crate) use metered::MeteredStore;
 pub use redis::RedisStore;
 pub use token::OwnerToken;
+pub(crate) use watch::Opening;
+pub use watch::{Change, ChangeSink, Holder, KeyWatch, Looking, OpenedWatch};
 
 use crate::key::LockKey;
 
@@ -143,6 +146,13 @@ pub trait LockStore: Debug + Send + Sync + 'static {
 
     /// Frees the lock if the token holds it, after every `acquire` of the token that is still under way.
     fn clean_up(&self, owned: Owned<'_>) -> impl Future<Output = Result<Release, StoreError>> + Send;
+
+    /// Opens a watch that sends changes to `changes`. `None`, the default, if the store does not push; losses
+    /// are noticed at renewals then, and waiting means asking again.
+    fn open_watch(&self, changes: ChangeSink) -> impl Future<Output = OpenedWatch> + Send {
+        drop(changes);
+        std::future::ready(Ok(None))
+    }
 
     /// A handle onto the same locks that shares no connection and no task with `self`. The keeper asks for
     /// one, so that an application that blocks its runtime does not block renewal.

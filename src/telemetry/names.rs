@@ -34,6 +34,8 @@ pub const HANDLERS_ABORTED: &str = "tower_lock_handlers_aborted_total";
 pub const STORE_ERRORS: &str = "tower_lock_store_errors_total";
 /// Histogram {store, operation, outcome}: store operations.
 pub const STORE_OPERATION_DURATION: &str = "tower_lock_store_operation_duration_seconds";
+/// Gauge {store}: 1 while changes are pushed, 0 while the store is asked at intervals.
+pub const WATCH_UP: &str = "tower_lock_watch_up";
 /// Gauge {lock}: the ttl that is set.
 pub const LEASE_TTL: &str = "tower_lock_lease_ttl_seconds";
 /// Gauge {lock}: the `max_wait` that is set.

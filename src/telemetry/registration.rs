@@ -50,6 +50,7 @@ fn describe() {
     describe_counter!(HANDLERS_ABORTED, "Handlers dropped because their lock was lost.");
     describe_counter!(STORE_ERRORS, "Store operations that failed, by operation and kind.");
     describe_histogram!(STORE_OPERATION_DURATION, Unit::Seconds, "Duration of one store operation.");
+    describe_gauge!(WATCH_UP, "1 while changes are pushed, 0 while the store is asked at intervals.");
     describe_gauge!(LEASE_TTL, Unit::Seconds, "Configured ttl of the lock.");
     describe_gauge!(ACQUIRE_TIMEOUT, Unit::Seconds, "Configured longest wait for the lock.");
     describe_counter!(CLEANUPS, "Clean-ups of tokens whose acquisition or release had no known result.");
@@ -96,6 +97,7 @@ pub(crate) fn register_lock(lock: &'static str, settings: &LockSettings) {
 /// Sets every series of the store `store` to its start.
 pub(crate) fn register_store(store: &'static str) {
     describe();
+    gauge!(WATCH_UP, "store" => store).increment(0);
     for operation in Operation::ALL {
         let operation = operation.as_str();
         for outcome in ["ok", "error"] {

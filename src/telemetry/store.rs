@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use metrics::{counter, histogram};
+use metrics::{counter, gauge, histogram};
 
 use super::names::*;
 use super::{Registered, register_store};
@@ -22,6 +22,11 @@ impl StoreMetrics {
 
     pub(crate) fn register(&self) {
         self.registered.once_per_recorder(|| register_store(self.store));
+    }
+
+    pub(crate) fn watch_is_up(&self, up: bool) {
+        self.register();
+        gauge!(WATCH_UP, "store" => self.store).set(f64::from(u8::from(up)));
     }
 
     pub(crate) fn operation_finished(

@@ -120,6 +120,14 @@ impl Connections {
         Self { dial, slots }
     }
 
+    /// What opens connections that receive pushes; a user's pool cannot.
+    pub(super) fn client(&self) -> Option<&redis::Client> {
+        match &self.dial {
+            Dial::Client(client) => Some(client),
+            Dial::Pool(_) => None,
+        }
+    }
+
     /// Connections of their own to the same server.
     pub(super) fn for_keeper(&self) -> Self {
         Self::new(self.dial.clone())

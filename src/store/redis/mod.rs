@@ -10,6 +10,7 @@ mod classify;
 mod companion;
 mod connections;
 mod script;
+mod watch;
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,8 +24,10 @@ use redis::{RedisResult, Value};
 use self::carrier::Carriers;
 use self::connections::{Connections, Dial};
 use self::script::Script;
+use self::watch::RedisWatch;
 use super::{
-    Acquire, Attempt, Fence, LockStore, Owned, OwnerToken, Release, Renewal, StoreError, StoreErrorKind,
+    Acquire, Attempt, ChangeSink, Fence, LockStore, OpenedWatch, Owned, OwnerToken, Release, Renewal,
+    StoreError, StoreErrorKind,
 };
 use crate::key::LockKey;
 
@@ -38,6 +41,8 @@ static FENCE: Script = Script::new(include_str!("scripts/fence.lua"));
 const FENCE_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time limit of opening the watch connection.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Keeps locks in one Redis server. Clones share connections.
 ///
@@ -58,8 +63,12 @@ impl RedisStore {
     ///
     /// If the URL is malformed. It is not shown, for it may hold a password.
     pub fn new(url: &str) -> Result<Self, StoreError> {
-        let client = redis::Client::open(url).map_err(|error| classify::store_error(&error).never_sent())?;
-        Ok(Self::from_client(client))
+        let client = redis::IntoConnectionInfo::into_connection_info(url).and_then(|info| {
+            // Commands are small and somebody waits for each: no Nagle delay.
+            let tcp = info.tcp_settings().clone().set_nodelay(true);
+            redis::Client::open(info.set_tcp_settings(tcp))
+        });
+        client.map(Self::from_client).map_err(|error| classify::store_error(&error).never_sent())
     }
 
     /// A store that connects with settings the user has made already.
@@ -71,7 +80,8 @@ impl RedisStore {
     /// that address and credentials are configured once.
     ///
     /// The store's connections are shared, and beside those of the pool: bb8-redis cannot take a broken
-    /// connection out of its pool, and a lock must not wait for one.
+    /// connection out of its pool, and a lock must not wait for one. There is no watch: its manager cannot
+    /// open a connection that receives pushes, so losses are noticed at renewals.
     pub fn from_pool(pool: bb8::Pool<RedisConnectionManager>) -> Self {
         Self::dialling(Dial::Pool(pool))
     }
@@ -197,6 +207,16 @@ impl LockStore for RedisStore {
 
     async fn clean_up(&self, owned: Owned<'_>) -> Result<Release, StoreError> {
         self.carriers.clean_up(owned).await
+    }
+
+    async fn open_watch(&self, changes: ChangeSink) -> OpenedWatch {
+        match self.connections.client() {
+            Some(client) => {
+                let watch = RedisWatch::open(client, changes, WATCH_TIMEOUT).await?;
+                Ok(Some(Arc::new(watch)))
+            }
+            None => Ok(None),
+        }
     }
 
     fn for_keeper(&self) -> Self {
