@@ -70,6 +70,7 @@ mod body;
 mod clock;
 mod future;
 mod guard;
+mod hold;
 mod keeper;
 mod key;
 mod layer;
@@ -87,7 +88,7 @@ pub use metrics;
 pub use crate::body::{LockedBody, LockedBodyError};
 pub use crate::clock::Clock;
 pub use crate::future::{ResponseFuture, Unguarded};
-pub use crate::guard::{FencingError, HeldLock, LockGuard, ReleaseError};
+pub use crate::guard::{FencingError, HeldLock, KeptLock, LockGuard, ReleaseError};
 pub use crate::keeper::KeeperMode;
 pub use crate::key::{
     ExtractKeyError, HeaderKey, IntoExtracted, JoinedKey, KeyError, KeyExtractor, LockKey, PathTemplate,

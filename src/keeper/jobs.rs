@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use super::Unfinished;
 use crate::backoff::Backoff;
-use crate::guard::Hold;
+use crate::hold::Hold;
 use crate::key::LockKey;
 use crate::settings::LockSettings;
 use crate::store::{ErasedStore, Owned, OwnerToken, Release, StoreError};
@@ -40,18 +40,27 @@ impl Job {
     pub(super) async fn run(self, ends: StoreEnds) {
         match self {
             Self::Release { hold, tried, unfinished: _unfinished } => {
-                if let Err(clean_up) = hold.release_through(&*ends.own, tried).await {
-                    clean_up.run(&ends).await;
-                }
+                // Counted and logged there, and a failure handed on as a clean-up.
+                let _ = hold.release_through(&*ends.own, tried).await;
             }
             Self::CleanUp(clean_up) => clean_up.run(&ends).await,
         }
     }
 }
 
+/// Whose result is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Doubt {
+    /// A `SET` of the token may still be under way.
+    Acquire,
+    /// The token was in the store and may be gone.
+    Release,
+}
+
 /// A token that may or may not be in the store, and must not stay there.
 #[derive(Debug)]
 pub(crate) struct CleanUp {
+    pub(crate) doubt: Doubt,
     pub(crate) key: LockKey,
     pub(crate) token: OwnerToken,
     pub(crate) settings: Arc<LockSettings>,
@@ -60,21 +69,25 @@ pub(crate) struct CleanUp {
 }
 
 impl CleanUp {
-    /// First on the connections that may still carry the token's `SET`, which keep the order. If that is not
-    /// to be had: at once and again after a command time-out on a connection of our own, for the `SET` may
-    /// still be under way. A store that does not answer is asked again until the ttl has passed.
+    /// After an acquisition: first on the connections that may still carry the token's `SET`, which keep the
+    /// order. If that is not to be had, or after a release: on a connection of our own, again and again until
+    /// the store answers or the ttl has passed.
     async fn run(&self, ends: &StoreEnds) {
         let owned = Owned { key: &self.key, token: &self.token, timeout: self.settings.command_timeout() };
-        let result = match ends.application.clean_up(owned).await {
-            Err(_) => self.until_sure(&*ends.own, owned).await,
-            sure => sure,
+        let in_order = match self.doubt {
+            Doubt::Acquire => ends.application.clean_up(owned).await.ok(),
+            Doubt::Release => None,
+        };
+        let result = match in_order {
+            Some(release) => Ok(release),
+            None => self.until_sure(&*ends.own, owned).await,
         };
         self.metrics.cleaned_up(match result {
             Ok(Release::Released) => CleanupOutcome::Removed,
             Ok(_) => CleanupOutcome::NotOwned,
             Err(error) => {
                 tracing::warn!(
-                    lock = self.metrics.lock(), key = %self.key.fingerprint(), %error,
+                    lock = self.metrics.lock(), key = self.metrics.show(&self.key), %error,
                     "a lock could not be cleaned up; it stays until its ttl is over"
                 );
                 CleanupOutcome::Error
@@ -82,20 +95,21 @@ impl CleanUp {
         });
     }
 
+    /// A `SET` that is still under way may arrive after the first answer, so that one is asked for again
+    /// after a command time-out.
     async fn until_sure(&self, own: &dyn ErasedStore, owned: Owned<'_>) -> Result<Release, StoreError> {
         let mut backoff = Backoff::new(FIRST_RETRY, LAST_RETRY, self.token.seed());
         let mut waited = Duration::ZERO;
-        let mut first_answer = None;
+        let mut may_still_arrive = self.doubt == Doubt::Acquire;
         loop {
-            let pause = match (own.release(owned).await, first_answer) {
-                (Ok(Release::Released), _) => return Ok(Release::Released),
-                (Ok(release), None) => {
-                    first_answer = Some(release);
+            let pause = match own.release(owned).await {
+                Ok(release) if release == Release::Released || !may_still_arrive => return Ok(release),
+                Ok(_) => {
+                    may_still_arrive = false;
                     owned.timeout
                 }
-                (Ok(_), Some(release)) => return Ok(release),
-                (Err(error), _) if waited >= self.settings.ttl() => return Err(error),
-                (Err(_), _) => backoff.next_delay(),
+                Err(error) if waited >= self.settings.ttl() => return Err(error),
+                Err(_) => backoff.next_delay(),
             };
             waited += pause;
             sleep(pause).await;

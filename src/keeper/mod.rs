@@ -22,12 +22,12 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use self::jobs::Job;
-pub(crate) use self::jobs::{CleanUp, StoreEnds};
+pub(crate) use self::jobs::{CleanUp, Doubt, StoreEnds};
 pub(crate) use self::outstanding::{Outstanding, Unfinished};
 use self::schedule::{Schedule, Ticket};
 use self::watcher::{Changes, Watcher};
 use crate::clock::{Clock, Moment};
-use crate::guard::Hold;
+use crate::hold::Hold;
 use crate::lease::{LeaseState, LostReason};
 use crate::store::{Holder, OpenedWatch, StoreError};
 use crate::telemetry::StoreMetrics;

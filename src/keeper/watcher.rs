@@ -15,7 +15,7 @@ use super::jobs::StoreEnds;
 use super::{Done, Shared};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
-use crate::guard::Hold;
+use crate::hold::Hold;
 use crate::key::LockKey;
 use crate::lease::LeaseState;
 use crate::store::{Change, ChangeSink, Holder, KeyWatch, OpenedWatch, StoreError};

@@ -1,12 +1,14 @@
 //! What is counted about a lock, at which moment.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use metrics::{Gauge, counter, gauge, histogram};
 
 use super::names::*;
-use super::{Registered, register_lock};
+use super::{KeyDisplay, Registered, Throttle, register_lock};
 use crate::clock::{Clock, Moment};
+use crate::key::LockKey;
 use crate::lease::LostReason;
 use crate::settings::LockSettings;
 
@@ -64,11 +66,36 @@ labels! {
 pub(crate) struct LockMetrics {
     lock: &'static str,
     registered: Registered,
+    clock: Clock,
+    keys: KeyDisplay,
+    warnings: Arc<Warnings>,
 }
 
+#[derive(Debug)]
+struct Warnings {
+    lost: Throttle,
+    unclean_release: Throttle,
+    no_expiry: Throttle,
+}
+
+/// Warnings of one kind per period.
+const BURST: u32 = 5;
+
 impl LockMetrics {
-    pub(crate) fn new(lock: &'static str) -> Self {
-        Self { lock, registered: Registered::default() }
+    pub(crate) fn new(lock: &'static str, keys: KeyDisplay, clock: Clock) -> Self {
+        let warnings =
+            Warnings { lost: Throttle::new(), unclean_release: Throttle::new(), no_expiry: Throttle::new() };
+        Self { lock, registered: Registered::default(), clock, keys, warnings: Arc::new(warnings) }
+    }
+
+    /// The same under another name.
+    pub(crate) fn renamed(&self, lock: &'static str) -> Self {
+        Self::new(lock, self.keys, self.clock.clone())
+    }
+
+    /// The key as logs show it.
+    pub(crate) fn show(&self, key: &LockKey) -> String {
+        self.keys.show(key)
     }
 
     pub(crate) fn lock(&self) -> &'static str {
@@ -80,14 +107,14 @@ impl LockMetrics {
     }
 
     /// An acquisition starts. The guard counts its end, as cancelled if it is dropped unresolved.
-    pub(crate) fn acquisition_started(&self, clock: &Clock, settings: &LockSettings) -> Acquisition {
+    pub(crate) fn acquisition_started(&self, settings: &LockSettings) -> Acquisition {
         self.register(settings);
         Acquisition {
             lock: self.lock,
             attempts: 0,
             resolved: None,
-            started: clock.now(),
-            clock: clock.clone(),
+            started: self.clock.now(),
+            clock: self.clock.clone(),
             _waiting: RaisedGauge::new(gauge!(WAITING, "lock" => self.lock)),
         }
     }
@@ -104,8 +131,36 @@ impl LockMetrics {
         histogram!(RENEWAL_MARGIN, "lock" => self.lock).record(share_left);
     }
 
-    pub(crate) fn lost(&self, reason: LostReason) {
+    pub(crate) fn lost(&self, key: &LockKey, reason: LostReason, held_for: Duration) {
         counter!(LOST, "lock" => self.lock, "reason" => reason.as_str()).increment(1);
+        if let Some(suppressed) = self.warnings.lost.admit(BURST, &self.clock) {
+            tracing::warn!(
+                lock = self.lock, key = self.show(key), %reason, ?held_for, suppressed,
+                "a lock was lost while it was held"
+            );
+        }
+    }
+
+    /// The key that should be a lock has no expiry.
+    pub(crate) fn no_expiry(&self, key: &LockKey) {
+        if let Some(suppressed) = self.warnings.no_expiry.admit(1, &self.clock) {
+            tracing::warn!(
+                lock = self.lock,
+                key = self.show(key),
+                suppressed,
+                "the key of a lock has no expiry, so it was not set by a lock"
+            );
+        }
+    }
+
+    /// The store did not release, or says that the lock was not ours.
+    pub(crate) fn unclean_release(&self, key: &LockKey, reason: &dyn std::fmt::Display) {
+        if let Some(suppressed) = self.warnings.unclean_release.admit(BURST, &self.clock) {
+            tracing::warn!(
+                lock = self.lock, key = self.show(key), %reason, suppressed,
+                "a lock was not released as it should be"
+            );
+        }
     }
 
     pub(crate) fn released(&self, outcome: ReleaseOutcome, held_for: Duration) {

@@ -8,6 +8,7 @@
 //! Labels are closed sets: the static name of the lock or store, and enums. A lock key never is a label.
 
 mod lock;
+mod log;
 pub mod names;
 #[cfg(feature = "prometheus")]
 pub mod prometheus;
@@ -18,5 +19,7 @@ pub(crate) use lock::{
     Acquisition, AcquisitionOutcome, BypassReason, CleanupOutcome, HeldGauge, LockMetrics, ReleaseOutcome,
     RenewalOutcome,
 };
+pub use log::KeyDisplay;
+pub(crate) use log::Throttle;
 pub(crate) use registration::{Registered, register_lock, register_store};
 pub(crate) use store::StoreMetrics;

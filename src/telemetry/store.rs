@@ -1,23 +1,32 @@
 //! What is counted about a store.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use metrics::{counter, gauge, histogram};
 
 use super::names::*;
-use super::{Registered, register_store};
-use crate::store::{Operation, StoreError};
+use super::{Registered, Throttle, register_store};
+use crate::clock::Clock;
+use crate::store::{Operation, StoreError, StoreErrorKind};
 
 /// The metrics of one store name.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreMetrics {
     store: &'static str,
     registered: Registered,
+    clock: Clock,
+    /// One for each kind of error.
+    throttles: Arc<[Throttle]>,
 }
 
+/// Log lines per kind of error and period.
+const BURST: u32 = 1;
+
 impl StoreMetrics {
-    pub(crate) fn new(store: &'static str) -> Self {
-        Self { store, registered: Registered::default() }
+    pub(crate) fn new(store: &'static str, clock: Clock) -> Self {
+        let throttles = StoreErrorKind::ALL.map(|_| Throttle::new());
+        Self { store, registered: Registered::default(), clock, throttles: Arc::new(throttles) }
     }
 
     pub(crate) fn register(&self) {
@@ -44,9 +53,17 @@ impl StoreMetrics {
         )
         .record(took);
         if let Some(error) = error {
-            let kind = error.kind().as_str();
-            counter!(STORE_ERRORS, "store" => self.store, "operation" => operation, "kind" => kind)
-                .increment(1);
+            self.failed(operation, error);
+        }
+    }
+
+    fn failed(&self, operation: &'static str, error: &StoreError) {
+        let kind = error.kind().as_str();
+        counter!(STORE_ERRORS, "store" => self.store, "operation" => operation, "kind" => kind).increment(1);
+        let throttle = StoreErrorKind::ALL.iter().position(|&kind| kind == error.kind());
+        let throttle = throttle.and_then(|position| self.throttles.get(position));
+        if let Some(suppressed) = throttle.and_then(|throttle| throttle.admit(BURST, &self.clock)) {
+            tracing::error!(store = self.store, operation, %error, suppressed, "the lock store failed");
         }
     }
 }

@@ -1,0 +1,268 @@
+//! The lock without HTTP: [`Locker`].
+
+mod builder;
+mod error;
+mod pending;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+use tracing::Instrument;
+
+pub(crate) use self::builder::DEFAULT_PREFIX;
+pub use self::builder::{BuildError, LockerBuilder};
+pub use self::error::{AcquireError, Contended, WithLockError};
+use self::pending::Pending;
+use crate::clock::{Clock, Moment};
+use crate::guard::{HeldLock, LockGuard};
+use crate::keeper::Keeper;
+use crate::key::LockKey;
+use crate::lease::Term;
+use crate::settings::{LockSettings, OnLost};
+use crate::store::{ErasedStore, LockStore};
+use crate::telemetry::{LockMetrics, StoreMetrics};
+
+/// Takes locks. Cheap to clone; clones share the store, the keeper and the settings.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_redis_lock::{Locker, LockKey, LockSettings, MemoryStore};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let locker = Locker::new(MemoryStore::new())?;
+/// let key = LockKey::from_parts(["invoice-run", "2026-12"])?;
+///
+/// let guard = locker.acquire(&key).await?;
+/// assert!(guard.held().is_held());
+/// assert!(locker.try_acquire(&key).await.is_err());
+/// guard.release().await?;
+///
+/// // The same, customised: other settings and another name in the metrics, same store.
+/// let patient = LockSettings::builder().max_wait(Duration::from_secs(10)).build()?;
+/// let jobs = locker.with_settings(patient).with_name("jobs");
+/// let sum = jobs.with_lock(&key, |_held| async { 1 + 1 }).await?;
+/// assert_eq!(sum, 2);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Locker {
+    core: Arc<Core>,
+    settings: Arc<LockSettings>,
+    metrics: LockMetrics,
+}
+
+struct Core {
+    store: Arc<dyn ErasedStore>,
+    store_metrics: StoreMetrics,
+    keeper: Keeper,
+    clock: Clock,
+    prefix: Vec<u8>,
+    closing: AtomicBool,
+    close: Notify,
+}
+
+impl Locker {
+    /// A locker with the default settings, the prefix `lock:` and a keeper thread of its own.
+    ///
+    /// # Errors
+    ///
+    /// If the keeper's thread cannot be started.
+    pub fn new(store: impl LockStore) -> Result<Self, BuildError> {
+        Self::builder(store).build()
+    }
+
+    /// Starts from the defaults of [`new`](Self::new).
+    pub fn builder<S: LockStore>(store: S) -> LockerBuilder<S> {
+        LockerBuilder::new(store)
+    }
+
+    /// The same locker with other settings, for another route or job.
+    #[must_use]
+    pub fn with_settings(&self, settings: LockSettings) -> Self {
+        Self { settings: Arc::new(settings), ..self.clone() }
+    }
+
+    /// The same locker under another name in metrics and logs. One name for each route or job.
+    #[must_use]
+    pub fn with_name(&self, name: &'static str) -> Self {
+        Self { metrics: self.metrics.renamed(name), ..self.clone() }
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &LockSettings {
+        &self.settings
+    }
+
+    /// Sets every series of this lock and its store to its start, in the recorder that is installed now.
+    ///
+    /// Optional: the first acquisition does the same. Call it right after installing a recorder, so that
+    /// dashboards and alerts see the series before the first request comes.
+    pub fn register_metrics(&self) {
+        self.metrics.register(&self.settings);
+        self.core.store_metrics.register();
+    }
+
+    pub(crate) fn metrics(&self) -> &LockMetrics {
+        &self.metrics
+    }
+
+    /// Takes the lock, waiting for it as long as the settings allow.
+    ///
+    /// # Errors
+    ///
+    /// [`AcquireError::Contended`] if somebody else holds it all the time, [`AcquireError::Store`] if the
+    /// last attempt got no answer from the store, [`AcquireError::ShuttingDown`] after
+    /// [`shutdown`](Self::shutdown) has begun.
+    ///
+    /// # Cancel safety
+    ///
+    /// Drop it at any time: waiting ends, and a lock that was taken at that very moment is released.
+    pub async fn acquire(&self, key: &LockKey) -> Result<LockGuard, AcquireError> {
+        self.acquire_within(key, self.settings.max_wait(), self.settings.max_attempts()).await
+    }
+
+    /// Takes the lock if it is free: one attempt.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self, key: &LockKey) -> Result<LockGuard, AcquireError> {
+        self.acquire_within(key, Duration::ZERO, Some(1)).await
+    }
+
+    /// Takes the lock, runs `work`, and gives the lock back. If the lock is lost, `work` is dropped at its
+    /// next await, or only told with [`OnLost::Notify`].
+    ///
+    /// # Errors
+    ///
+    /// [`WithLockError::Acquire`] if the lock could not be taken, [`WithLockError::Lost`] if `work` was
+    /// stopped. A failing release does not hide what `work` returned.
+    ///
+    /// # Cancel safety
+    ///
+    /// Drop it at any time: `work` is dropped and the lock released.
+    pub async fn with_lock<F: Future>(
+        &self,
+        key: &LockKey,
+        work: impl FnOnce(HeldLock) -> F,
+    ) -> Result<F::Output, WithLockError> {
+        let guard = self.acquire(key).await.map_err(WithLockError::Acquire)?;
+        let work = work(guard.held().clone());
+        let output = match self.settings.on_lost() {
+            OnLost::Notify => work.await,
+            OnLost::Abort => guard.held().run(work).await.map_err(WithLockError::Lost)?,
+        };
+        // Counted and logged where it failed.
+        let _ = guard.release().await;
+        Ok(output)
+    }
+
+    /// Refuses new acquisitions, ends those that wait, and waits at most `limit` until all held locks are
+    /// given back and all releases have been answered. Call it when the server has drained.
+    ///
+    /// All clones and views of this locker are shut down with it. Locks that are still held afterwards go
+    /// on being renewed as long as the process lives.
+    ///
+    /// # Cancel safety
+    ///
+    /// Drop it at any time; acquisitions stay refused. Call it again to go on waiting.
+    pub async fn shutdown(&self, limit: Duration) -> ShutdownReport {
+        self.core.closing.store(true, Ordering::Release);
+        self.core.close.notify_waiters();
+        let outstanding = self.core.keeper.outstanding();
+        let _ = timeout(limit, outstanding.none_left()).await;
+        ShutdownReport { unfinished: outstanding.count() }
+    }
+
+    async fn acquire_within(
+        &self,
+        key: &LockKey,
+        max_wait: Duration,
+        max_attempts: Option<u32>,
+    ) -> Result<LockGuard, AcquireError> {
+        let mut pending = Pending::begin(self, key.prefixed(&self.core.prefix));
+        let span = tracing::debug_span!(
+            "lock.acquire",
+            lock = self.metrics.lock(),
+            key = self.metrics.show(&pending.key)
+        );
+        let result = self.compete(&mut pending, max_wait, max_attempts).instrument(span).await;
+        pending.finish(result)
+    }
+
+    async fn compete(
+        &self,
+        pending: &mut Pending<'_>,
+        max_wait: Duration,
+        max_attempts: Option<u32>,
+    ) -> Result<Moment, AcquireError> {
+        let core = &*self.core;
+        let give_up = pending.acquisition.started() + max_wait;
+        let mut backoff = self.settings.backoff(pending.token.seed());
+        loop {
+            let closed = core.close.notified();
+            if core.closing.load(Ordering::Acquire) {
+                return Err(AcquireError::ShuttingDown);
+            }
+            let error = match pending.attempt().await {
+                Ok(sent) => return Ok(sent),
+                Err(error) => error,
+            };
+            let now = core.clock.now();
+            let last = max_attempts.is_some_and(|most| pending.acquisition.attempts() >= most);
+            if last || now >= give_up || !error.may_pass() {
+                return Err(error);
+            }
+            let mut pause = backoff.next_delay();
+            if let AcquireError::Contended(Contended { remaining: Some(remaining) }) = error {
+                pause = pause.min(remaining + AFTER_EXPIRY);
+            }
+            let pause = pause.min(give_up.since(now));
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = closed => {}
+            }
+        }
+    }
+
+    fn term(&self) -> Term {
+        Term { ttl: self.settings.ttl(), margin: self.settings.margin() }
+    }
+}
+
+/// A key whose time is over is gone a little later than its remaining time says: Redis rounds down.
+const AFTER_EXPIRY: Duration = Duration::from_millis(1);
+
+impl fmt::Debug for Locker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locker")
+            .field("name", &self.metrics.lock())
+            .field("store", &self.core.store)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What [`Locker::shutdown`] left behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShutdownReport {
+    unfinished: usize,
+}
+
+impl ShutdownReport {
+    /// How many locks are still held, or handed over and not yet released. They expire with their ttl.
+    pub fn unfinished(&self) -> usize {
+        self.unfinished
+    }
+}
