@@ -1,5 +1,6 @@
 //! The integration tests: one binary, a module for each room.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::disallowed_methods, reason = "the rules of src do not bind its tests")]
 
 mod orders_acquire;
 mod orders_connections;

@@ -1,6 +1,6 @@
 //! Section A of the field reports: whose lock is it, and for how long?
 
-use crate::support::eventually::{eventually, ms, secs};
+use crate::support::eventually::{ms, secs};
 use crate::support::http::HttpClient;
 use crate::support::http::Version;
 use crate::support::log_lines::Level;
@@ -9,7 +9,7 @@ use crate::support::proxy::Proxy;
 use crate::support::redis_monitor::PttlSamples;
 use crate::support::redis_server::{RIVAL, RedisServer};
 use crate::support::running::{Running, ends};
-use crate::support::settled::{check_no_orphans, check_settled};
+use crate::support::settled::{check_lost, check_no_orphans, check_settled};
 use crate::support::wall_clock::WallClock;
 
 // B01
@@ -25,7 +25,7 @@ async fn a_holder_that_only_wants_to_be_told_finishes_without_touching_the_rival
 
     shipping.end().await.shipped();
     assert_eq!(redis.get(&key).await.as_deref(), Some(RIVAL));
-    assert_eq!(orders.metrics().await.sum("tower_lock_lost_total", &[]), 1.0);
+    check_lost(&orders, &["taken_over"]).await;
     assert_eq!(orders.releases("released").await, 0.0);
     assert_eq!(orders.log().at_least(Level::Warn).len(), 1, "{:#?}", orders.log().all());
     check_settled(&orders, Some(1)).await;
@@ -68,7 +68,7 @@ async fn a_deleted_lock_is_not_brought_back_to_life() {
     tokio::time::sleep(ms(200)).await;
     let () = redis.command(&["DEL", &key]).await;
     let samples = PttlSamples::of(&redis, &key, ms(20)).await;
-    eventually("the loss to be noticed", secs(10), async || orders.lost("deleted").await == 1.0).await;
+    check_lost(&orders, &["deleted"]).await;
     tokio::time::sleep(ms(700)).await;
     let seen = samples.take();
     assert!(seen.iter().all(|left| *left == -2), "the key came back: {seen:?}");
@@ -77,7 +77,7 @@ async fn a_deleted_lock_is_not_brought_back_to_life() {
     let first = first.end().await.shipped();
     assert!(second.start_us < first.end_us, "the second did not wait for the first");
     assert!(second.fencing_token > first.fencing_token, "{first:?} {second:?}");
-    assert_eq!(orders.metrics().await.sum("tower_lock_lost_total", &[]), 1.0);
+    check_lost(&orders, &["deleted"]).await;
     check_settled(&orders, Some(2)).await;
     check_no_orphans(&redis, secs(1)).await;
 }
@@ -102,7 +102,7 @@ async fn a_wall_clock_that_jumps_changes_nothing() {
         let by_its_clock = shipped.end_us as i64 - shipped.start_us as i64;
         assert!((by_its_clock - expected_us).abs() < HOUR_US / 2, "the clock did not jump: {shipped:?}");
         let metrics = orders.metrics().await;
-        assert_eq!(metrics.sum("tower_lock_lost_total", &[]), 0.0);
+        check_lost(&orders, &[]).await;
         let held_s = metrics.sum("tower_lock_hold_duration_seconds_sum", &[]);
         assert!((0.0..60.0).contains(&held_s), "{held_s}");
         check_settled(&orders, Some(1)).await;

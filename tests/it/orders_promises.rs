@@ -11,7 +11,7 @@ use crate::support::raw_http::RawRequest;
 use crate::support::redis_monitor::PttlSamples;
 use crate::support::redis_server::{RIVAL, RedisServer};
 use crate::support::running::{Running, count, ends};
-use crate::support::settled::{check_no_orphans, check_settled};
+use crate::support::settled::{check_lost, check_no_orphans, check_settled};
 
 #[tokio::test]
 async fn one_of_ten_simultaneous_requests_ships_and_nine_are_told_to_come_again() {
@@ -108,7 +108,7 @@ async fn a_handler_whose_lock_was_taken_over_is_stopped_and_the_rival_left_alone
     shipping.end().await.refused(Refusal::LockLost);
     assert_eq!(redis.get(&key).await.as_deref(), Some(RIVAL));
     assert!(redis.pttl(&key).await > 10_000, "its expiry is the rival's own");
-    assert_eq!(orders.metrics().await.sum("tower_lock_lost_total", &[]), 1.0);
+    check_lost(&orders, &["taken_over"]).await;
     assert_eq!(orders.metric("tower_lock_handlers_aborted_total", &[]).await, 1.0);
     check_settled(&orders, Some(1)).await;
 }

@@ -151,9 +151,16 @@ impl RunningOrders {
         self.metric("tower_lock_acquisitions_total", &[("outcome", outcome)]).await
     }
 
-    /// `tower_lock_lost_total` of one reason.
-    pub(crate) async fn lost(&self, reason: &str) -> f64 {
-        self.metric("tower_lock_lost_total", &[("reason", reason)]).await
+    /// The reasons for which locks were lost so far, one for each lock, in the order of the alphabet.
+    pub(crate) async fn losses(&self) -> Vec<String> {
+        let metrics = self.metrics().await;
+        let mut losses = Vec::new();
+        for reason in ["deleted", "expired", "max_hold", "taken_over", "unconfirmed"] {
+            let labels = [("lock", "orders"), ("reason", reason)];
+            let times = metrics.value("tower_lock_lost_total", &labels) as usize;
+            losses.extend(std::iter::repeat_n(reason.to_owned(), times));
+        }
+        losses
     }
 
     /// `tower_lock_releases_total` of one outcome.

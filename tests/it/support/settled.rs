@@ -27,6 +27,16 @@ pub(crate) async fn check_settled(orders: &RunningOrders, requests: Option<u64>)
         .await;
 }
 
+/// Asserts for which reasons locks were lost, one reason for each lock, in the order of the alphabet.
+pub(crate) async fn check_lost(orders: &RunningOrders, reasons: &[&str]) {
+    // A loss may be counted a moment after its request was answered.
+    eventually(&format!("the losses {reasons:?}"), secs(10), async || {
+        orders.losses().await.len() >= reasons.len()
+    })
+    .await;
+    assert_eq!(orders.losses().await, reasons);
+}
+
 /// Asserts that no lock key outlives its ttl: all that are left have an expiry of at most `ttl`
 /// and go by themselves. Call it when no request is under way any more.
 pub(crate) async fn check_no_orphans(redis: &RedisServer, ttl: Duration) {
