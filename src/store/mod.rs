@@ -3,6 +3,8 @@
 //! A [`LockStore`] does five things to a key, each atomically and each bounded in time. `contract` (with
 //! the feature `store-contract`) holds the tests that every store has to pass.
 
+#[cfg(feature = "store-contract")]
+pub mod contract;
 mod erased;
 mod error;
 mod memory;
@@ -42,6 +44,19 @@ pub struct Attempt<'a> {
     pub timeout: Duration,
 }
 
+impl<'a> Attempt<'a> {
+    /// The first attempt of an acquisition.
+    pub const fn new(key: &'a LockKey, token: &'a OwnerToken, ttl: Duration, timeout: Duration) -> Self {
+        Self { key, token, ttl, number: 1, timeout }
+    }
+
+    /// The attempt after this one.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self { number: self.number.saturating_add(1), ..self }
+    }
+}
+
 /// A command about a lock that `token` took, or may have taken.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -52,6 +67,13 @@ pub struct Owned<'a> {
     pub token: &'a OwnerToken,
     /// Time limit of this command.
     pub timeout: Duration,
+}
+
+impl<'a> Owned<'a> {
+    /// A command about the lock `key` by the owner of `token`.
+    pub const fn new(key: &'a LockKey, token: &'a OwnerToken, timeout: Duration) -> Self {
+        Self { key, token, timeout }
+    }
 }
 
 /// What an attempt to take a lock found.

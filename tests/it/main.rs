@@ -10,4 +10,5 @@ mod orders_promises;
 mod orders_redis_states;
 mod orders_release;
 mod orders_renewal;
+mod store_contract;
 mod support;
