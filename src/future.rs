@@ -20,11 +20,12 @@ use tower_service::Service;
 
 use crate::body::{LockedBody, Releasing, release};
 use crate::guard::{LockGuard, LossSignal};
+use crate::handler::Handler;
 use crate::key::LockKey;
 use crate::lease::LostReason;
 use crate::locker::{AcquireError, Locker};
 use crate::rejection::{Answer, Protocol, Rejection, respond};
-use crate::settings::{HoldUntil, OnLost, OnStoreError, ReleaseMode};
+use crate::settings::{HoldUntil, OnDisconnect, OnLost, OnStoreError, ReleaseMode};
 use crate::telemetry::BypassReason;
 
 /// In the extensions of a request whose handler runs without the lock that it should have had, because the
@@ -74,7 +75,7 @@ where
     /// Waits for the handler and for a loss of the lock.
     Running {
         #[pin]
-        handler: S::Future,
+        handler: Handler<S::Future>,
         guarded: Option<Guarded>,
     },
     /// Waits for the release; the answer is ready.
@@ -166,6 +167,7 @@ impl Terms {
 impl<S, B, R> Future for ResponseFuture<S, B, R>
 where
     S: Service<Request<B>, Response = Response<R>>,
+    S::Future: Send + 'static,
     R: Body<Data = Bytes>,
 {
     type Output = Answered<S, B, R>;
@@ -203,13 +205,21 @@ where
                         && let Poll::Ready(reason) = guarded.poll_lost(cx)
                     {
                         *call = None;
-                        return Poll::Ready(Ok(terms.aborted(reason)));
+                        return Poll::Ready(Ok(terms.answer(Rejection::LockLost(reason))));
                     }
                     let Some((inner, _)) = call else { return Poll::Pending };
                     match ready!(inner.poll_ready(cx)) {
                         Ok(()) => {
                             let Some((mut inner, request)) = call.take() else { return Poll::Pending };
-                            State::Running { handler: inner.call(request), guarded: guarded.take() }
+                            let handler = inner.call(request);
+                            let held = guarded.as_ref().map(|guarded| guarded.guard.held());
+                            let handler = match settings.on_disconnect() {
+                                OnDisconnect::Stop => Handler::Attached(handler),
+                                OnDisconnect::RunToEnd => {
+                                    Handler::detachable(handler, held, settings.on_lost())
+                                }
+                            };
+                            State::Running { handler, guarded: guarded.take() }
                         }
                         Err(error) => match guarded.take() {
                             Some(guarded) => give_back(guarded.guard, settings.release(), Err(error)),

@@ -70,6 +70,7 @@ mod body;
 mod clock;
 mod future;
 mod guard;
+mod handler;
 mod hold;
 mod keeper;
 mod key;
@@ -102,6 +103,7 @@ pub use crate::locker::{
 pub use crate::rejection::Rejection;
 pub use crate::service::LockService;
 pub use crate::settings::{
-    HoldUntil, LockSettings, LockSettingsBuilder, OnLost, OnStoreError, ReleaseMode, SettingsError,
+    HoldUntil, LockSettings, LockSettingsBuilder, OnDisconnect, OnLost, OnStoreError, ReleaseMode,
+    SettingsError,
 };
 pub use crate::store::{LockStore, MemoryStore, RedisStore};

@@ -12,6 +12,7 @@ use tower_service::Service;
 
 use crate::body::LockedBody;
 use crate::future::ResponseFuture;
+use crate::guard::HeldLock;
 use crate::key::KeyExtractor;
 use crate::layer::LayerParts;
 use crate::rejection::Rejection;
@@ -42,6 +43,7 @@ impl<S, K> LockService<S, K> {
 impl<S, K, ReqBody, ResBody> Service<Request<ReqBody>> for LockService<S, K>
 where
     S: Service<Request<ReqBody>, Response = Response<ResBody>> + Clone,
+    S::Future: Send + 'static,
     K: KeyExtractor,
     ResBody: Body<Data = Bytes>,
 {
@@ -62,6 +64,12 @@ where
             return ResponseFuture::passing(locker, inner, Request::from_parts(head, body));
         }
         match extractor.extract(&head) {
+            // The layer stands twice around this handler: it has its lock already.
+            Ok(Some(key))
+                if head.extensions.get::<HeldLock>().is_some_and(|held| locker.holds(held, &key)) =>
+            {
+                ResponseFuture::passing(locker, inner, Request::from_parts(head, body))
+            }
             Ok(Some(key)) => {
                 ResponseFuture::acquiring(locker, answer.clone(), key, inner, Request::from_parts(head, body))
             }

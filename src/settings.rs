@@ -80,6 +80,18 @@ pub enum HoldUntil {
     ResponseHead,
 }
 
+/// What happens to a handler that runs when its client goes away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnDisconnect {
+    /// The handler's future is dropped and the lock released. The default, and what servers do.
+    #[default]
+    Stop,
+    /// The handler runs to its end in the background, with the lock held and renewed; its response is
+    /// dropped, body included. A request that still waits for its lock stops waiting.
+    RunToEnd,
+}
+
 /// The settings of a lock: immutable, valid, cheap to clone with the [`Locker`](crate::Locker) that has them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LockSettings {
@@ -93,6 +105,7 @@ pub struct LockSettings {
     on_store_error: OnStoreError,
     release: ReleaseMode,
     hold: HoldUntil,
+    on_disconnect: OnDisconnect,
     command_timeout: Duration,
     margin: Duration,
     watch_after: Duration,
@@ -149,6 +162,11 @@ impl LockSettings {
         self.hold
     }
 
+    /// What happens to a handler whose client goes away.
+    pub fn on_disconnect(&self) -> OnDisconnect {
+        self.on_disconnect
+    }
+
     /// Time limit of one store command.
     pub fn command_timeout(&self) -> Duration {
         self.command_timeout
@@ -183,6 +201,7 @@ impl Default for LockSettings {
             on_store_error: OnStoreError::default(),
             release: ReleaseMode::default(),
             hold: HoldUntil::default(),
+            on_disconnect: OnDisconnect::default(),
             command_timeout: DEFAULT_COMMAND_TIMEOUT,
             margin: default_margin(ttl),
             watch_after: DEFAULT_WATCH_AFTER,
@@ -208,6 +227,7 @@ pub struct LockSettingsBuilder {
     on_store_error: OnStoreError,
     release: ReleaseMode,
     hold: HoldUntil,
+    on_disconnect: OnDisconnect,
     command_timeout: Option<Duration>,
     margin: Option<Duration>,
     watch_after: Option<Duration>,
@@ -285,6 +305,12 @@ impl LockSettingsBuilder {
         self
     }
 
+    /// What happens to a handler that runs when its client goes away. Default [`OnDisconnect::Stop`].
+    pub fn on_disconnect(mut self, policy: OnDisconnect) -> Self {
+        self.on_disconnect = policy;
+        self
+    }
+
     /// Time limit of one store command: 1 ms to ttl / 3. Default 500 ms, or ttl / 3 where that is less.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.command_timeout = Some(timeout);
@@ -322,6 +348,7 @@ impl LockSettingsBuilder {
             on_store_error,
             release,
             hold,
+            on_disconnect,
             command_timeout,
             margin,
             watch_after,
@@ -375,6 +402,7 @@ impl LockSettingsBuilder {
             on_store_error,
             release,
             hold,
+            on_disconnect,
             command_timeout,
             margin,
             watch_after,

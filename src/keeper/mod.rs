@@ -10,6 +10,7 @@ mod outstanding;
 mod schedule;
 mod watcher;
 
+use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +36,13 @@ use crate::telemetry::StoreMetrics;
 /// Longest sleep while locks are held. Timers stand still while a machine sleeps, the clock of the deadlines
 /// does not: after waking up, an overdue lock is noticed within this time.
 const MAX_SLEEP: Duration = Duration::from_millis(500);
+
+/// Runs work that lost its client, on the runtime that drops it. Without one the work is dropped.
+pub(crate) fn run_in_background(work: impl Future<Output = ()> + Send + 'static) {
+    if let Ok(runtime) = Handle::try_current() {
+        runtime.spawn(work);
+    }
+}
 
 /// Where the keeper runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -236,6 +236,11 @@ impl Locker {
         }
     }
 
+    /// Whether `held` is this locker's lock on `key`.
+    pub(crate) fn holds(&self, held: &HeldLock, key: &LockKey) -> bool {
+        held.is_held() && held.key() == &key.prefixed(&self.core.prefix)
+    }
+
     fn term(&self) -> Term {
         Term { ttl: self.settings.ttl(), margin: self.settings.margin() }
     }
