@@ -51,8 +51,8 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::{
-    Acquire, Attempt, Change, ChangeSink, Fence, Holder, KeyWatch, LockStore, Owned, OwnerToken, Release,
-    Renewal, StoreError, StoreErrorKind,
+    Acquire, Attempt, Change, ChangeSink, Fence, Holder, LockStore, Owned, OwnerToken, Release, Renewal,
+    StoreError, StoreErrorKind,
 };
 use crate::clock::Clock;
 use crate::key::LockKey;
