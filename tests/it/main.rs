@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::disallowed_methods, reason = "the rules of src do not bind its tests")]
 
+mod doubles;
+mod locker;
 mod orders_acquire;
 mod orders_connections;
 mod orders_logs;
