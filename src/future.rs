@@ -159,7 +159,7 @@ impl Terms {
                 metrics.bypassed(BypassReason::FailOpen);
                 Ok(())
             }
-            error => Err(Rejection::from_acquire(error, settings)),
+            error => Err(Rejection::from_acquire(error, settings, metrics.typical_hold())),
         }
     }
 }

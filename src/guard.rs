@@ -12,6 +12,7 @@ use tokio::sync::futures::OwnedNotified;
 use crate::hold::{Grant, Hold};
 use crate::key::LockKey;
 use crate::lease::{LeaseState, LostReason};
+use crate::queue::Seat;
 use crate::store::{Fence, Release, StoreError};
 
 /// Why a lock could not be given back as it should be.
@@ -56,8 +57,11 @@ pub struct LockGuard {
 }
 
 impl LockGuard {
-    pub(crate) fn new(grant: Grant) -> Self {
+    pub(crate) fn new(grant: Grant, seat: Option<Seat>) -> Self {
         let hold = Arc::new(Hold::new(grant));
+        if let Some(seat) = seat {
+            hold.sit(seat);
+        }
         hold.keeper.watch_over(&hold);
         Self { held: HeldLock { hold: Arc::clone(&hold) }, hold: Some(hold) }
     }

@@ -12,6 +12,7 @@ use crate::clock::Moment;
 use crate::keeper::{CleanUp, Doubt, Keeper, Place, Unfinished};
 use crate::key::LockKey;
 use crate::lease::{Lease, LeaseState, LostReason};
+use crate::queue::{Front, NextInLine, Seat};
 use crate::settings::LockSettings;
 use crate::store::{ErasedStore, Holder, Owned, OwnerToken, Release, Renewal, StoreError};
 use crate::telemetry::{HeldGauge, LockMetrics, ReleaseOutcome, RenewalOutcome};
@@ -56,6 +57,7 @@ impl Hold {
         let Grant { key, token, settings, metrics, store, keeper, lease, sent, unresolved } = grant;
         let hold = Self {
             open: Mutex::new(Some(Open {
+                seat: None,
                 span: tracing::debug_span!("lock.hold", lock = metrics.lock(), key = metrics.show(&key)),
                 _gauge: metrics.granted(),
                 _unfinished: keeper.outstanding().begin(),
@@ -237,10 +239,13 @@ impl Hold {
         store: &dyn ErasedStore,
         tried: bool,
     ) -> Result<Release, StoreError> {
-        let result = match store.release(self.owned()).await {
-            // The earlier try may have done it.
-            Ok(Release::Missing) if tried => Ok(Release::Released),
-            result => result,
+        let result = match self.next_in_line() {
+            Some(next) if !tried => self.hand_over(store, next).await,
+            _ => match store.release(self.owned()).await {
+                // The earlier try may have done it.
+                Ok(Release::Missing | Release::NotOwned) if tried => Ok(Release::Released),
+                result => result,
+            },
         };
         let outcome = match &result {
             Ok(Release::Released) if self.lease.overdue().is_some() => ReleaseOutcome::Late,
@@ -267,6 +272,54 @@ impl Hold {
         result
     }
 
+    /// Keeps the seat until the hold ends, and tells those behind who holds the lock.
+    pub(crate) fn sit(self: &Arc<Self>, seat: Seat) {
+        seat.learnt(Front::Holding(Arc::downgrade(self)));
+        if let Some(open) = &mut *self.open.lock() {
+            open.seat = Some(seat);
+        }
+    }
+
+    /// Whoever waits in this process, unless the lock has to be released for others now.
+    fn next_in_line(&self) -> Option<NextInLine> {
+        let mut open = self.open.lock();
+        let open = open.as_mut()?;
+        match open.seat.take()?.next(self.lease.now(), self.settings.hand_over()) {
+            Ok(next) => Some(next),
+            Err(seat) => {
+                open.seat = Some(seat);
+                None
+            }
+        }
+    }
+
+    /// Passes the lock on. A store that refuses to is asked to release.
+    async fn hand_over(&self, store: &dyn ErasedStore, next: NextInLine) -> Result<Release, StoreError> {
+        let (token, ttl) = next.claim();
+        let sent = self.lease.now();
+        match store.hand_over(self.owned(), &token, ttl).await {
+            Ok(Release::Released) => {
+                self.metrics.handed_over();
+                let if_unclaimed = CleanUp { token, ..self.clean_up(Doubt::Release) };
+                next.handed_over(sent, &self.keeper, if_unclaimed);
+                Ok(Release::Released)
+            }
+            Err(error) if !error.is_unresolved() => {
+                let result = store.release(self.owned()).await;
+                next.refused();
+                result
+            }
+            Ok(release) => {
+                next.refused();
+                Ok(release)
+            }
+            Err(error) => {
+                drop(next);
+                Err(error)
+            }
+        }
+    }
+
     fn clean_up(&self, doubt: Doubt) -> CleanUp {
         CleanUp {
             doubt,
@@ -289,6 +342,8 @@ impl Hold {
 
 /// Lives as long as the lock counts as held.
 struct Open {
+    /// The place at the front of this process' line for the key; left when the hold ends.
+    seat: Option<Seat>,
     span: tracing::Span,
     _gauge: HeldGauge,
     _unfinished: Unfinished,

@@ -77,6 +77,7 @@ mod key;
 mod layer;
 mod lease;
 mod locker;
+mod queue;
 mod rejection;
 mod service;
 mod settings;

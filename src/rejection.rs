@@ -28,7 +28,13 @@ pub(crate) const STATUSES: [&str; 4] = ["400", "409", "500", "503"];
 pub enum Rejection {
     /// Somebody else holds the lock: 409.
     Contended {
-        /// When to try again: the holder's remaining time in whole seconds, at least 1 s, at most the ttl.
+        /// When to try again: the holder's remaining time, or less where locks of this name are usually held
+        /// for less; whole seconds, at least 1 s, at most the ttl.
+        retry_after: Duration,
+    },
+    /// Somebody else holds the lock, and too many wait for it already: 409.
+    QueueFull {
+        /// When to try again.
         retry_after: Duration,
     },
     /// The lock store cannot be used: 503.
@@ -45,13 +51,21 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    pub(crate) fn from_acquire(error: &AcquireError, settings: &LockSettings) -> Self {
+    /// `typical_hold` is how long locks of this name are held lately, if that is known.
+    pub(crate) fn from_acquire(
+        error: &AcquireError,
+        settings: &LockSettings,
+        typical_hold: Option<Duration>,
+    ) -> Self {
+        let retry_after = |remaining: Option<Duration>| {
+            let bounds = [remaining, typical_hold].into_iter().flatten().chain([settings.ttl()]);
+            Duration::from_secs(bounds.map(whole_seconds).min().unwrap_or(1))
+        };
         match error {
             AcquireError::Contended(contended) => {
-                let most = whole_seconds(settings.ttl());
-                let remaining = contended.remaining().map_or(most, whole_seconds);
-                Self::Contended { retry_after: Duration::from_secs(remaining.min(most)) }
+                Self::Contended { retry_after: retry_after(contended.remaining()) }
             }
+            AcquireError::QueueFull => Self::QueueFull { retry_after: retry_after(None) },
             AcquireError::Store(error) => Self::StoreUnavailable { kind: error.kind() },
             AcquireError::ShuttingDown => Self::ShuttingDown,
         }
@@ -60,7 +74,7 @@ impl Rejection {
     /// The status of the default answer.
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::Contended { .. } => StatusCode::CONFLICT,
+            Self::Contended { .. } | Self::QueueFull { .. } => StatusCode::CONFLICT,
             Self::StoreUnavailable { .. } | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             Self::NoKey(_) => StatusCode::BAD_REQUEST,
             Self::LockLost(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -70,7 +84,7 @@ impl Rejection {
     pub(crate) fn status_label(&self) -> &'static str {
         let [no_key, contended, lost, unavailable] = STATUSES;
         match self {
-            Self::Contended { .. } => contended,
+            Self::Contended { .. } | Self::QueueFull { .. } => contended,
             Self::StoreUnavailable { .. } | Self::ShuttingDown => unavailable,
             Self::NoKey(_) => no_key,
             Self::LockLost(_) => lost,
@@ -80,7 +94,7 @@ impl Rejection {
     /// When the client may try again, if that makes sense.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Contended { retry_after } => Some(*retry_after),
+            Self::Contended { retry_after } | Self::QueueFull { retry_after } => Some(*retry_after),
             Self::StoreUnavailable { .. } | Self::ShuttingDown => Some(Duration::from_secs(1)),
             Self::NoKey(_) | Self::LockLost(_) => None,
         }
@@ -90,6 +104,7 @@ impl Rejection {
     pub fn slug(&self) -> &'static str {
         match self {
             Self::Contended { .. } => "contended",
+            Self::QueueFull { .. } => "queue-full",
             Self::StoreUnavailable { .. } => "store-unavailable",
             Self::ShuttingDown => "shutting-down",
             Self::NoKey(_) => "no-key",
@@ -100,6 +115,7 @@ impl Rejection {
     fn title(&self) -> &'static str {
         match self {
             Self::Contended { .. } => "Another request for the same resource is in progress",
+            Self::QueueFull { .. } => "Too many requests for the same resource are waiting",
             Self::StoreUnavailable { .. } => "The lock service is unavailable",
             Self::ShuttingDown => "The service is shutting down",
             Self::NoKey(_) => "The request does not say what it is about",
@@ -109,7 +125,7 @@ impl Rejection {
 
     fn grpc_status(&self) -> u8 {
         match self {
-            Self::Contended { .. } => 10,
+            Self::Contended { .. } | Self::QueueFull { .. } => 10,
             Self::StoreUnavailable { .. } | Self::ShuttingDown => 14,
             Self::NoKey(_) => 3,
             Self::LockLost(_) => 13,
@@ -202,8 +218,9 @@ fn whole_seconds(span: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    fn all() -> [Rejection; 5] {
+    fn all() -> [Rejection; 6] {
         [
+            Rejection::QueueFull { retry_after: Duration::from_secs(1) },
             Rejection::Contended { retry_after: Duration::from_secs(7) },
             Rejection::StoreUnavailable { kind: StoreErrorKind::OutOfMemory },
             Rejection::ShuttingDown,
@@ -227,18 +244,24 @@ mod tests {
 
     #[test]
     fn retry_after_is_whole_seconds_within_one_second_and_the_ttl() {
-        for (remaining, seconds) in [(0, 1), (1, 1), (1000, 1), (1001, 2), (9000, 3)] {
-            let response = Rejection::Contended {
-                retry_after: Duration::from_secs(whole_seconds(Duration::from_millis(remaining)).min(3)),
-            }
-            .to_response();
-            assert_eq!(response.headers()[RETRY_AFTER], seconds.to_string());
-        }
+        let settings = LockSettings::builder().ttl(Duration::from_millis(2500)).build().expect("valid");
+        let check = |remaining: Option<u64>, typical: Option<u64>, seconds: &str| {
+            let error = AcquireError::held_by_another(remaining.map(Duration::from_millis));
+            let rejection = Rejection::from_acquire(&error, &settings, typical.map(Duration::from_millis));
+            assert_eq!(rejection.to_response().headers()[RETRY_AFTER], seconds);
+        };
+        check(Some(0), None, "1");
+        check(Some(1000), None, "1");
+        check(Some(1001), None, "2");
+        check(Some(9000), None, "3");
+        check(None, None, "3");
+        check(Some(2400), Some(40), "1");
+        check(Some(400), Some(60_000), "1");
     }
 
     #[test]
     fn grpc_clients_get_the_status_of_the_same_meaning() {
         let statuses = all().map(|rejection| rejection.to_grpc_response().headers()["grpc-status"].clone());
-        assert_eq!(statuses, ["10", "14", "14", "3", "13"]);
+        assert_eq!(statuses, ["10", "10", "14", "14", "3", "13"]);
     }
 }

@@ -8,6 +8,7 @@
 mod jobs;
 mod outstanding;
 mod schedule;
+mod wake;
 mod watcher;
 
 use std::future::Future;
@@ -26,7 +27,8 @@ use self::jobs::Job;
 pub(crate) use self::jobs::{CleanUp, Doubt, StoreEnds};
 pub(crate) use self::outstanding::{Outstanding, Unfinished};
 use self::schedule::{Schedule, Ticket};
-use self::watcher::{Changes, Watcher};
+pub(crate) use self::wake::WakeUp;
+use self::watcher::{Changes, Observer, Watcher};
 use crate::clock::{Clock, Moment};
 use crate::hold::Hold;
 use crate::lease::{LeaseState, LostReason};
@@ -70,6 +72,7 @@ struct Shared {
     ends: StoreEnds,
     schedule: Mutex<Schedule<Arc<Hold>>>,
     jobs: Mutex<Vec<Job>>,
+    waiting: Mutex<Vec<Arc<WakeUp>>>,
     changes: Changes,
     store_metrics: StoreMetrics,
     wake: Notify,
@@ -105,6 +108,7 @@ impl Keeper {
             ends,
             schedule: Mutex::new(Schedule::new()),
             jobs: Mutex::default(),
+            waiting: Mutex::default(),
             changes: Changes::default(),
             store_metrics,
             wake: Notify::new(),
@@ -131,6 +135,15 @@ impl Keeper {
     pub(crate) fn watch_over(&self, hold: &Arc<Hold>) {
         self.shared.plan(hold, hold.next_look());
         self.shared.ensure_running();
+    }
+
+    /// Watches the key for somebody who waits for it, if it is not watched already.
+    pub(crate) fn watch_for(&self, wake_up: &Arc<WakeUp>) {
+        if wake_up.start_watch() {
+            self.shared.waiting.lock().push(Arc::clone(wake_up));
+            self.shared.wake.notify_one();
+            self.shared.ensure_running();
+        }
     }
 
     /// Does nothing more for the lock; it was given back.
@@ -203,6 +216,9 @@ impl Shared {
                     Done::Job
                 });
             }
+            for wake_up in std::mem::take(&mut *self.waiting.lock()) {
+                watcher.add(Observer::Waiting(wake_up), &mut tasks);
+            }
             for change in std::mem::take(&mut *self.changes.lock()) {
                 watcher.changed(now, change, self, &mut tasks);
             }
@@ -232,7 +248,9 @@ impl Shared {
             Done::Job => {}
             Done::Renewed(hold) => self.plan(&hold, hold.next_look()),
             Done::Opened(result) => watcher.opened(now, result, self, tasks),
-            Done::Looked { hold, result, number } => watcher.looked(now, &hold, (result, number), self),
+            Done::Looked { observer, result, number } => {
+                watcher.looked(now, &observer, (result, number), self);
+            }
         }
     }
 
@@ -252,7 +270,7 @@ impl Shared {
             return hold.lose(LostReason::MaxHold);
         }
         if hold.start_watch(now) {
-            watcher.add(&hold, tasks);
+            watcher.add(Observer::Hold(Arc::clone(&hold)), tasks);
         }
         if hold.start_renewal(now) {
             let hold = Arc::clone(&hold);
@@ -271,7 +289,7 @@ enum Done {
     Job,
     Renewed(Arc<Hold>),
     Opened(OpenedWatch),
-    Looked { hold: Arc<Hold>, result: Result<Holder, StoreError>, number: u64 },
+    Looked { observer: Observer, result: Result<Holder, StoreError>, number: u64 },
 }
 
 /// Resets the flag also when the task is dropped with its runtime, so that another runtime can start it.

@@ -1,8 +1,8 @@
 //! The watch connection: told of a change, the keeper looks at once who holds the lock.
 //!
-//! A hold that is older than `watch_after` is entered here, under its key. Without a watch, a loss is noticed
-//! at the next renewal; the watch is opened again with growing pauses as long as there is something to
-//! watch.
+//! Entered here, under their keys, are holds that are older than `watch_after`, and requests that compete for
+//! a lock that another process holds. Without a watch, a loss is noticed at the next renewal, and waiting
+//! means asking again; the watch is opened anew with growing pauses as long as there is something to watch.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -12,13 +12,14 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::jobs::StoreEnds;
+use super::wake::WakeUp;
 use super::{Done, Shared};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::key::LockKey;
 use crate::lease::LeaseState;
-use crate::store::{Change, ChangeSink, Holder, KeyWatch, OpenedWatch, StoreError};
+use crate::store::{Change, ChangeSink, Holder, KeyWatch, OpenedWatch, Owned, StoreError};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
@@ -27,12 +28,72 @@ const MIN_SWEEP: usize = 256;
 /// Changes that were told and not looked at yet, each with the number of the watch that told it.
 pub(super) type Changes = Mutex<Vec<(u64, Change)>>;
 
+/// Who wants to know about a key.
+#[derive(Clone, Debug)]
+pub(super) enum Observer {
+    Hold(Arc<Hold>),
+    Waiting(Arc<WakeUp>),
+}
+
+impl Observer {
+    fn key(&self) -> &LockKey {
+        match self {
+            Self::Hold(hold) => &hold.key,
+            Self::Waiting(wake_up) => wake_up.key(),
+        }
+    }
+
+    fn owned(&self) -> Owned<'_> {
+        match self {
+            Self::Hold(hold) => hold.owned(),
+            Self::Waiting(wake_up) => wake_up.owned(),
+        }
+    }
+
+    fn found(&self, holder: Holder) {
+        match self {
+            Self::Hold(hold) => hold.found(holder),
+            Self::Waiting(wake_up) => wake_up.found(holder),
+        }
+    }
+
+    fn unwatched(&self) {
+        if let Self::Waiting(wake_up) = self {
+            wake_up.disarm();
+        }
+    }
+
+    fn downgrade(&self) -> WeakObserver {
+        match self {
+            Self::Hold(hold) => WeakObserver::Hold(Arc::downgrade(hold)),
+            Self::Waiting(wake_up) => WeakObserver::Waiting(Arc::downgrade(wake_up)),
+        }
+    }
+}
+
+enum WeakObserver {
+    Hold(Weak<Hold>),
+    Waiting(Weak<WakeUp>),
+}
+
+impl WeakObserver {
+    /// `None` once nobody wants to know any more.
+    fn upgrade(&self) -> Option<Observer> {
+        match self {
+            Self::Hold(hold) => {
+                hold.upgrade().filter(|hold| hold.lease().state() == LeaseState::Held).map(Observer::Hold)
+            }
+            Self::Waiting(wake_up) => wake_up.upgrade().map(Observer::Waiting),
+        }
+    }
+}
+
 /// Owned by the keeper's loop alone.
 pub(super) struct Watcher {
     state: State,
     /// Counts watches, so that a late word from an earlier one is not taken for this one's.
     number: u64,
-    watched: HashMap<LockKey, Weak<Hold>>,
+    watched: HashMap<LockKey, WeakObserver>,
     sweep_at: usize,
     backoff: Backoff,
     /// An outage was logged and its end was not.
@@ -69,37 +130,36 @@ impl Watcher {
         }
     }
 
-    pub(super) fn add(&mut self, hold: &Arc<Hold>, tasks: &mut JoinSet<Done>) {
+    pub(super) fn add(&mut self, observer: Observer, tasks: &mut JoinSet<Done>) {
         if matches!(self.state, State::Unsupported) {
-            return;
+            return observer.unwatched();
         }
         self.sweep();
-        self.watched.insert(hold.key.clone(), Arc::downgrade(hold));
-        self.look(Arc::clone(hold), tasks);
+        self.watched.insert(observer.key().clone(), observer.downgrade());
+        self.look(observer, tasks);
     }
 
     fn sweep(&mut self) {
         if self.watched.len() >= self.sweep_at {
-            self.watched.retain(|_, hold| hold.strong_count() > 0);
+            self.watched.retain(|_, observer| observer.upgrade().is_some());
             self.sweep_at = MIN_SWEEP.max(self.watched.len() * 2);
         }
     }
 
-    fn look(&self, hold: Arc<Hold>, tasks: &mut JoinSet<Done>) {
+    fn look(&self, observer: Observer, tasks: &mut JoinSet<Done>) {
         if let State::Open(watch) = &self.state {
             let watch = Arc::clone(watch);
             let number = self.number;
             tasks.spawn(async move {
-                let result = watch.look(hold.owned()).await;
-                Done::Looked { hold, result, number }
+                let result = watch.look(observer.owned()).await;
+                Done::Looked { observer, result, number }
             });
         }
     }
 
-    fn look_at_all(&mut self, tasks: &mut JoinSet<Done>) {
-        let holds: Vec<_> = self.watched.values().filter_map(Weak::upgrade).collect();
-        for hold in holds {
-            self.look(hold, tasks);
+    fn look_at_all(&self, tasks: &mut JoinSet<Done>) {
+        for observer in self.watched.values().filter_map(WeakObserver::upgrade) {
+            self.look(observer, tasks);
         }
     }
 
@@ -143,8 +203,9 @@ impl Watcher {
             }
             Ok(None) => {
                 self.state = State::Unsupported;
+                self.disarm_waiting();
                 self.watched = HashMap::new();
-                tracing::info!("the lock store does not push changes: a loss is noticed at the next renewal");
+                tracing::info!("the lock store does not push changes: it is asked at intervals");
             }
             Err(error) => self.failed(now, &error, shared),
         }
@@ -152,7 +213,7 @@ impl Watcher {
 
     fn failed(&mut self, now: Moment, error: &StoreError, shared: &Shared) {
         if !std::mem::replace(&mut self.complained, true) {
-            tracing::warn!(%error, "changes cannot be watched: a loss is noticed at the next renewal");
+            tracing::warn!(%error, "changes cannot be watched: the lock store is asked at intervals");
         }
         self.close(now, shared);
     }
@@ -160,6 +221,13 @@ impl Watcher {
     fn close(&mut self, now: Moment, shared: &Shared) {
         self.state = State::Closed { retry_at: now + self.backoff.next_delay() };
         shared.store_metrics.watch_is_up(false);
+        self.disarm_waiting();
+    }
+
+    fn disarm_waiting(&self) {
+        for observer in self.watched.values().filter_map(WeakObserver::upgrade) {
+            observer.unwatched();
+        }
     }
 
     pub(super) fn changed(
@@ -170,9 +238,9 @@ impl Watcher {
         tasks: &mut JoinSet<Done>,
     ) {
         match change {
-            Change::Key(key) => match self.watched.get(&key).and_then(Weak::upgrade) {
-                Some(hold) if hold.lease().state() == LeaseState::Held => self.look(hold, tasks),
-                _ => {
+            Change::Key(key) => match self.watched.get(&key).and_then(WeakObserver::upgrade) {
+                Some(observer) => self.look(observer, tasks),
+                None => {
                     self.watched.remove(&key);
                 }
             },
@@ -187,7 +255,7 @@ impl Watcher {
     pub(super) fn looked(
         &mut self,
         now: Moment,
-        hold: &Hold,
+        observer: &Observer,
         (result, number): (Result<Holder, StoreError>, u64),
         shared: &Shared,
     ) {
@@ -197,7 +265,7 @@ impl Watcher {
                 if std::mem::take(&mut self.complained) {
                     tracing::info!("changes are watched again");
                 }
-                hold.found(holder);
+                observer.found(holder);
             }
             Err(error) if number == self.number && matches!(self.state, State::Open(_)) => {
                 self.failed(now, &error, shared);

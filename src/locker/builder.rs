@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 use super::{Core, Locker};
 use crate::clock::Clock;
 use crate::keeper::{Keeper, KeeperMode, StoreEnds};
+use crate::queue::Queues;
 use crate::settings::LockSettings;
 use crate::store::{ErasedStore, LockStore, MeteredStore};
 use crate::telemetry::{KeyDisplay, LockMetrics, StoreMetrics};
@@ -106,6 +107,7 @@ impl<S: LockStore> LockerBuilder<S> {
         let metrics = LockMetrics::new(name, keys, clock.clone());
         Ok(Locker {
             core: Arc::new(Core {
+                queues: Queues::default(),
                 store,
                 store_metrics,
                 keeper,

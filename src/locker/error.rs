@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::lease::LostReason;
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreErrorKind};
 use crate::telemetry::AcquisitionOutcome;
 
 /// Why a lock was not taken.
@@ -13,6 +13,8 @@ use crate::telemetry::AcquisitionOutcome;
 pub enum AcquireError {
     /// Somebody else holds it.
     Contended(Contended),
+    /// Somebody else holds it, and too many requests of this process wait for it already.
+    QueueFull,
     /// The store cannot be used, so nobody knows who holds it.
     Store(StoreError),
     /// [`Locker::shutdown`] has begun.
@@ -20,18 +22,28 @@ pub enum AcquireError {
 }
 
 impl AcquireError {
+    pub(crate) fn held_by_another(remaining: Option<Duration>) -> Self {
+        Self::Contended(Contended { remaining })
+    }
+
+    /// The store has answered nobody who asked for this lock.
+    pub(super) fn no_answer() -> Self {
+        Self::Store(StoreError::new(StoreErrorKind::Timeout, "no answer while waiting").never_sent())
+    }
+
     /// Whether another attempt may go better.
     pub(super) fn may_pass(&self) -> bool {
         match self {
             Self::Contended(_) => true,
             Self::Store(error) => error.kind().is_transient(),
-            Self::ShuttingDown => false,
+            Self::QueueFull | Self::ShuttingDown => false,
         }
     }
 
     pub(super) fn outcome(&self) -> AcquisitionOutcome {
         match self {
             Self::Contended(_) => AcquisitionOutcome::Contended,
+            Self::QueueFull => AcquisitionOutcome::QueueFull,
             Self::Store(_) => AcquisitionOutcome::Error,
             Self::ShuttingDown => AcquisitionOutcome::Cancelled,
         }
@@ -42,6 +54,7 @@ impl fmt::Display for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Contended(_) => "somebody else holds the lock",
+            Self::QueueFull => "too many wait for the lock already",
             Self::Store(_) => "the lock store cannot be used",
             Self::ShuttingDown => "no locks are taken any more, the locker is shutting down",
         })

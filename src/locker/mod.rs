@@ -23,9 +23,10 @@ use crate::guard::{HeldLock, LockGuard};
 use crate::keeper::Keeper;
 use crate::key::LockKey;
 use crate::lease::Term;
+use crate::queue::{Front, Glance, Place, Promotion, QueueFull, Queues, Seat, Waiting};
 use crate::settings::{LockSettings, OnLost};
 use crate::store::{ErasedStore, LockStore};
-use crate::telemetry::{LockMetrics, StoreMetrics};
+use crate::telemetry::{LockMetrics, StoreMetrics, WakeCause};
 
 /// Takes locks. Cheap to clone; clones share the store, the keeper and the settings.
 ///
@@ -63,6 +64,7 @@ struct Core {
     store_metrics: StoreMetrics,
     keeper: Keeper,
     clock: Clock,
+    queues: Queues,
     prefix: Vec<u8>,
     closing: AtomicBool,
     close: Notify,
@@ -197,41 +199,129 @@ impl Locker {
             lock = self.metrics.lock(),
             key = self.metrics.show(&pending.key)
         );
-        let result = self.compete(&mut pending, max_wait, max_attempts).instrument(span).await;
+        let result = self.win(&mut pending, max_wait, max_attempts).instrument(span).await;
         pending.finish(result)
     }
 
-    async fn compete(
+    async fn win(
         &self,
         pending: &mut Pending<'_>,
         max_wait: Duration,
         max_attempts: Option<u32>,
-    ) -> Result<Moment, AcquireError> {
+    ) -> Result<Won, AcquireError> {
+        let queues = &self.core.queues;
+        let limits = Limits { give_up: pending.acquisition.started() + max_wait, max_attempts };
+        if max_wait.is_zero() || max_attempts == Some(1) {
+            return match queues.glance(&pending.key) {
+                Glance::Free(seat) => self.compete(pending, Some(seat), limits).await,
+                Glance::Unknown => self.compete(pending, None, limits).await,
+                Glance::Taken(error) => {
+                    pending.acquisition.found_taken();
+                    Err(error)
+                }
+            };
+        }
+        let settings = &self.settings;
+        match queues.join(&pending.key, &pending.token, settings.ttl(), settings.max_waiters()) {
+            Err(QueueFull) => Err(AcquireError::QueueFull),
+            Ok(Place::Front(seat)) => {
+                pending.acquisition.queued(0);
+                self.compete(pending, Some(seat), limits).await
+            }
+            Ok(Place::Behind(waiting, ahead)) => {
+                pending.acquisition.queued(ahead + 1);
+                pending.acquisition.found_taken();
+                self.wait_in_line(pending, waiting, limits).await
+            }
+        }
+    }
+
+    /// Waits for the turn, without a word to the store.
+    async fn wait_in_line(
+        &self,
+        pending: &mut Pending<'_>,
+        mut waiting: Waiting,
+        limits: Limits,
+    ) -> Result<Won, AcquireError> {
         let core = &*self.core;
-        let give_up = pending.acquisition.started() + max_wait;
+        let closed = core.close.notified();
+        if core.closing.load(Ordering::Acquire) {
+            return Err(AcquireError::ShuttingDown);
+        }
+        let promotion = tokio::select! {
+            biased;
+            promotion = waiting.promoted() => promotion,
+            () = closed => return Err(AcquireError::ShuttingDown),
+            () = sleep(limits.give_up.since(core.clock.now())) => {
+                return Err(waiting.verdict().unwrap_or_else(AcquireError::no_answer));
+            }
+        };
+        pending.acquisition.woken(WakeCause::Local);
+        match promotion {
+            Promotion::HandedOver(lock) => {
+                let (seat, sent) = lock.accept();
+                pending.unresolved = true;
+                if pending.is_in_time(sent) {
+                    pending.unresolved = false;
+                    return Ok(Won { sent, seat });
+                }
+                self.compete(pending, seat, limits).await
+            }
+            Promotion::Compete { seat, unresolved } => {
+                pending.unresolved |= unresolved;
+                if seat.makes_room() {
+                    sleep(MAKE_ROOM.min(limits.give_up.since(core.clock.now()))).await;
+                }
+                self.compete(pending, Some(seat), limits).await
+            }
+        }
+    }
+
+    /// Asks the store until it grants the lock or the limits are reached. Those behind are told what it says.
+    async fn compete(
+        &self,
+        pending: &mut Pending<'_>,
+        seat: Option<Seat>,
+        limits: Limits,
+    ) -> Result<Won, AcquireError> {
+        let core = &*self.core;
         let mut backoff = self.settings.backoff(pending.token.seed());
+        let mut wake_up = None;
         loop {
             let closed = core.close.notified();
             if core.closing.load(Ordering::Acquire) {
                 return Err(AcquireError::ShuttingDown);
             }
             let error = match pending.attempt().await {
-                Ok(sent) => return Ok(sent),
+                Ok(sent) => return Ok(Won { sent, seat }),
                 Err(error) => error,
             };
+            if let Some(seat) = &seat {
+                seat.learnt(Front::Refused(error.clone()));
+            }
             let now = core.clock.now();
-            let last = max_attempts.is_some_and(|most| pending.acquisition.attempts() >= most);
-            if last || now >= give_up || !error.may_pass() {
+            let last = limits.max_attempts.is_some_and(|most| pending.acquisition.attempts() >= most);
+            if last || now >= limits.give_up || !error.may_pass() {
                 return Err(error);
             }
-            let mut pause = backoff.next_delay();
-            if let AcquireError::Contended(Contended { remaining: Some(remaining) }) = error {
-                pause = pause.min(remaining + AFTER_EXPIRY);
+            let wake_up = wake_up.get_or_insert_with(|| pending.wake_up());
+            let mut expires = None;
+            if let AcquireError::Contended(contended) = &error {
+                core.keeper.watch_for(wake_up);
+                expires = contended.remaining().map(|remaining| remaining + AFTER_EXPIRY);
             }
-            let pause = pause.min(give_up.since(now));
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = closed => {}
+            let poll = backoff.next_delay();
+            let pause = expires.map_or(poll, |expires| expires.min(poll)).min(limits.give_up.since(now));
+            let cause = tokio::select! {
+                () = wake_up.woken() => WakeCause::Push,
+                () = closed => continue,
+                () = sleep(pause) => {
+                    if expires == Some(pause) { WakeCause::Ttl } else { WakeCause::Poll }
+                }
+            };
+            pending.acquisition.woken(cause);
+            if cause == WakeCause::Push {
+                sleep(SPREAD.mul_f64(fastrand::f64())).await;
             }
         }
     }
@@ -245,6 +335,26 @@ impl Locker {
         Term { ttl: self.settings.ttl(), margin: self.settings.margin() }
     }
 }
+
+/// A lock that was taken: when the winning command was sent, and the seat to keep while it is held.
+struct Won {
+    sent: Moment,
+    seat: Option<Seat>,
+}
+
+/// When to stop asking.
+#[derive(Clone, Copy)]
+struct Limits {
+    give_up: Moment,
+    max_attempts: Option<u32>,
+}
+
+/// Head start of other processes after a lock was released for their sake: some round trips.
+const MAKE_ROOM: Duration = Duration::from_millis(2);
+
+/// All processes that wait for a lock are told of its release at the same moment. They ask for it at random
+/// moments within this time, so that the first one's success reaches most of the others as a push.
+const SPREAD: Duration = Duration::from_millis(1);
 
 /// A key whose time is over is gone a little later than its remaining time says: Redis rounds down.
 const AFTER_EXPIRY: Duration = Duration::from_millis(1);

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{AcquireError, Contended, Locker};
+use super::{AcquireError, Contended, Locker, Won};
 use crate::clock::Moment;
 use crate::guard::LockGuard;
 use crate::hold::Grant;
-use crate::keeper::{CleanUp, Doubt, Unfinished};
+use crate::keeper::{CleanUp, Doubt, Unfinished, WakeUp};
 use crate::key::LockKey;
 use crate::lease::Lease;
 use crate::store::{Acquire, Attempt, OwnerToken, StoreError, StoreErrorKind};
@@ -19,7 +19,7 @@ pub(super) struct Pending<'a> {
     pub(super) token: OwnerToken,
     pub(super) acquisition: Acquisition,
     /// An attempt is on the wire, or an earlier one has no known result.
-    unresolved: bool,
+    pub(super) unresolved: bool,
     _unfinished: Unfinished,
 }
 
@@ -35,6 +35,17 @@ impl<'a> Pending<'a> {
         }
     }
 
+    /// Whether a grant whose command was sent at `sent` can still be used.
+    pub(super) fn is_in_time(&self, sent: Moment) -> bool {
+        self.locker.core.clock.now() < self.locker.term().deadline(sent)
+    }
+
+    /// What the keeper wakes when the lock is seen free.
+    pub(super) fn wake_up(&self) -> Arc<WakeUp> {
+        let timeout = self.locker.settings.command_timeout();
+        Arc::new(WakeUp::new(self.key.clone(), self.token.clone(), timeout))
+    }
+
     /// One attempt; on success, when it was sent.
     pub(super) async fn attempt(&mut self) -> Result<Moment, AcquireError> {
         let Locker { core, settings, .. } = self.locker;
@@ -45,14 +56,14 @@ impl<'a> Pending<'a> {
             key: &self.key,
             token: &self.token,
             ttl: settings.ttl(),
-            number: self.acquisition.attempts(),
+            number: self.acquisition.attempts().max(1 + u32::from(earlier)),
             timeout: settings.command_timeout(),
         };
         let result = core.store.acquire(attempt).await;
         match result {
             Ok(Acquire::Acquired) => {
                 self.unresolved = earlier;
-                if core.clock.now() < self.locker.term().deadline(sent) {
+                if self.is_in_time(sent) {
                     return Ok(sent);
                 }
                 // Granted, but so long ago that it may have expired: ask again with the same token.
@@ -77,9 +88,9 @@ impl<'a> Pending<'a> {
         }
     }
 
-    pub(super) fn finish(mut self, result: Result<Moment, AcquireError>) -> Result<LockGuard, AcquireError> {
-        let sent = match result {
-            Ok(sent) => sent,
+    pub(super) fn finish(mut self, result: Result<Won, AcquireError>) -> Result<LockGuard, AcquireError> {
+        let Won { sent, seat } = match result {
+            Ok(won) => won,
             Err(error) => {
                 self.acquisition.resolve(error.outcome());
                 if let AcquireError::Contended(Contended { remaining }) = &error {
@@ -96,17 +107,20 @@ impl<'a> Pending<'a> {
             }
         };
         let Locker { core, settings, metrics } = self.locker;
-        let guard = LockGuard::new(Grant {
-            key: self.key.clone(),
-            token: self.token.clone(),
-            settings: Arc::clone(settings),
-            metrics: metrics.clone(),
-            store: Arc::clone(&core.store),
-            keeper: core.keeper.clone(),
-            lease: Lease::new(core.clock.clone(), self.locker.term(), sent),
-            sent,
-            unresolved: std::mem::take(&mut self.unresolved),
-        });
+        let guard = LockGuard::new(
+            Grant {
+                key: self.key.clone(),
+                token: self.token.clone(),
+                settings: Arc::clone(settings),
+                metrics: metrics.clone(),
+                store: Arc::clone(&core.store),
+                keeper: core.keeper.clone(),
+                lease: Lease::new(core.clock.clone(), self.locker.term(), sent),
+                sent,
+                unresolved: std::mem::take(&mut self.unresolved),
+            },
+            seat,
+        );
         self.acquisition.resolve(AcquisitionOutcome::Acquired);
         Ok(guard)
     }

@@ -5,7 +5,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Acquire, Attempt, ChangeSink, Fence, LockStore, Opening, Owned, Release, Renewal, StoreError};
+use super::{
+    Acquire, Attempt, ChangeSink, Fence, LockStore, Opening, Owned, OwnerToken, Release, Renewal, StoreError,
+};
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
@@ -13,6 +15,7 @@ pub(crate) trait ErasedStore: std::fmt::Debug + Send + Sync {
     fn acquire<'a>(&'a self, attempt: Attempt<'a>) -> Boxed<'a, Acquire>;
     fn renew<'a>(&'a self, owned: Owned<'a>, ttl: Duration) -> Boxed<'a, Renewal>;
     fn release<'a>(&'a self, owned: Owned<'a>) -> Boxed<'a, Release>;
+    fn hand_over<'a>(&'a self, owned: Owned<'a>, next: &'a OwnerToken, ttl: Duration) -> Boxed<'a, Release>;
     fn fence<'a>(&'a self, owned: Owned<'a>) -> Boxed<'a, Fence>;
     fn clean_up<'a>(&'a self, owned: Owned<'a>) -> Boxed<'a, Release>;
     fn open_watch(&self, changes: ChangeSink) -> Opening<'_>;
@@ -30,6 +33,10 @@ impl<S: LockStore> ErasedStore for S {
 
     fn release<'a>(&'a self, owned: Owned<'a>) -> Boxed<'a, Release> {
         Box::pin(LockStore::release(self, owned))
+    }
+
+    fn hand_over<'a>(&'a self, owned: Owned<'a>, next: &'a OwnerToken, ttl: Duration) -> Boxed<'a, Release> {
+        Box::pin(LockStore::hand_over(self, owned, next, ttl))
     }
 
     fn fence<'a>(&'a self, owned: Owned<'a>) -> Boxed<'a, Fence> {

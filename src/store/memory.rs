@@ -118,6 +118,23 @@ impl LockStore for MemoryStore {
         }
     }
 
+    async fn hand_over(
+        &self,
+        owned: Owned<'_>,
+        next: &OwnerToken,
+        ttl: Duration,
+    ) -> Result<Release, StoreError> {
+        let now = self.clock.now();
+        match self.shared.lock().holder(owned.key, now) {
+            None => Ok(Release::Missing),
+            Some(entry) if entry.token != *owned.token => Ok(Release::NotOwned),
+            Some(entry) => {
+                *entry = Entry { token: next.clone(), expires: now + ttl };
+                Ok(Release::Released)
+            }
+        }
+    }
+
     async fn fence(&self, owned: Owned<'_>) -> Result<Fence, StoreError> {
         let mut locks = self.shared.lock();
         match locks.holder(owned.key, self.clock.now()) {

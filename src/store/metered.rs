@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{
     Acquire, Attempt, ChangeSink, Fence, KeyWatch, LockStore, Looking, OpenedWatch, Operation, Owned,
-    Release, Renewal, StoreError,
+    OwnerToken, Release, Renewal, StoreError,
 };
 use crate::clock::Clock;
 use crate::telemetry::StoreMetrics;
@@ -43,6 +43,15 @@ impl<S: LockStore> LockStore for MeteredStore<S> {
 
     async fn release(&self, owned: Owned<'_>) -> Result<Release, StoreError> {
         self.metered(Operation::Release, self.inner.release(owned)).await
+    }
+
+    async fn hand_over(
+        &self,
+        owned: Owned<'_>,
+        next: &OwnerToken,
+        ttl: Duration,
+    ) -> Result<Release, StoreError> {
+        self.metered(Operation::Release, self.inner.hand_over(owned, next, ttl)).await
     }
 
     async fn fence(&self, owned: Owned<'_>) -> Result<Fence, StoreError> {

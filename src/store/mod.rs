@@ -38,7 +38,7 @@ pub struct Attempt<'a> {
     pub token: &'a OwnerToken,
     /// How long the lock lives from now on if the attempt succeeds.
     pub ttl: Duration,
-    /// Counts from 1 within one acquisition.
+    /// Counts from 1 within one acquisition. From 2 on, the lock may be the token's already.
     pub number: u32,
     /// Time limit of this attempt.
     pub timeout: Duration,
@@ -136,6 +136,8 @@ pub enum Fence {
 /// - [`renew`](Self::renew) sets the expiry to `ttl` from now, only if the token holds the lock. It never
 ///   creates a lock.
 /// - [`release`](Self::release) frees the lock only if the token holds it.
+/// - [`hand_over`](Self::hand_over) is `release` and the next holder's `acquire` in one step: nobody else can
+///   take the lock in between.
 /// - [`fence`](Self::fence) mints a number, only if the token holds the lock. Numbers of one key grow
 ///   strictly, over all holders.
 /// - [`clean_up`](Self::clean_up) is `release`, ordered after every `acquire` of the same token that this
@@ -162,6 +164,14 @@ pub trait LockStore: Debug + Send + Sync + 'static {
 
     /// Frees the lock if the token holds it.
     fn release(&self, owned: Owned<'_>) -> impl Future<Output = Result<Release, StoreError>> + Send;
+
+    /// Gives the lock to `next`, for `ttl` from now, if the token holds it: [`Release::Released`] then.
+    fn hand_over(
+        &self,
+        owned: Owned<'_>,
+        next: &OwnerToken,
+        ttl: Duration,
+    ) -> impl Future<Output = Result<Release, StoreError>> + Send;
 
     /// Mints the next fencing token of the key if the token holds the lock.
     fn fence(&self, owned: Owned<'_>) -> impl Future<Output = Result<Fence, StoreError>> + Send;

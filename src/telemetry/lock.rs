@@ -1,6 +1,7 @@
 //! What is counted about a lock, at which moment.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use metrics::{Gauge, counter, gauge, histogram};
@@ -53,6 +54,10 @@ labels! {
     }
 }
 labels! {
+    /// What ended a wait between attempts.
+    WakeCause { Push = "push", Ttl = "ttl", Poll = "poll", Local = "local" }
+}
+labels! {
     /// Why a request ran without a lock.
     BypassReason { FailOpen = "fail_open", NoKey = "no_key", Disabled = "disabled" }
 }
@@ -68,6 +73,8 @@ pub(crate) struct LockMetrics {
     registered: Registered,
     clock: Clock,
     keys: KeyDisplay,
+    /// A moving average of hold times, in nanoseconds; 0 = none yet.
+    typical_hold: Arc<AtomicU64>,
     warnings: Arc<Warnings>,
 }
 
@@ -85,7 +92,15 @@ impl LockMetrics {
     pub(crate) fn new(lock: &'static str, keys: KeyDisplay, clock: Clock) -> Self {
         let warnings =
             Warnings { lost: Throttle::new(), unclean_release: Throttle::new(), no_expiry: Throttle::new() };
-        Self { lock, registered: Registered::default(), clock, keys, warnings: Arc::new(warnings) }
+        let typical_hold = Arc::default();
+        Self {
+            lock,
+            registered: Registered::default(),
+            clock,
+            keys,
+            typical_hold,
+            warnings: Arc::new(warnings),
+        }
     }
 
     /// The same under another name.
@@ -112,6 +127,7 @@ impl LockMetrics {
         Acquisition {
             lock: self.lock,
             attempts: 0,
+            contended: false,
             resolved: None,
             started: self.clock.now(),
             clock: self.clock.clone(),
@@ -166,6 +182,21 @@ impl LockMetrics {
     pub(crate) fn released(&self, outcome: ReleaseOutcome, held_for: Duration) {
         counter!(RELEASES, "lock" => self.lock, "outcome" => outcome.as_str()).increment(1);
         histogram!(HOLD_DURATION, "lock" => self.lock).record(held_for);
+        let average = self.typical_hold().map_or(held_for, |typical| (typical * 7 + held_for) / 8);
+        let nanos = u64::try_from(average.as_nanos()).unwrap_or(u64::MAX).max(1);
+        self.typical_hold.store(nanos, Ordering::Relaxed);
+    }
+
+    /// How long this lock was held lately, over all its keys; `None` before the first hold has ended.
+    pub(crate) fn typical_hold(&self) -> Option<Duration> {
+        match self.typical_hold.load(Ordering::Relaxed) {
+            0 => None,
+            nanos => Some(Duration::from_nanos(nanos)),
+        }
+    }
+
+    pub(crate) fn handed_over(&self) {
+        counter!(HANDOVERS, "lock" => self.lock).increment(1);
     }
 
     pub(crate) fn cleaned_up(&self, outcome: CleanupOutcome) {
@@ -190,6 +221,7 @@ impl LockMetrics {
 pub(crate) struct Acquisition {
     lock: &'static str,
     attempts: u32,
+    contended: bool,
     resolved: Option<AcquisitionOutcome>,
     started: Moment,
     clock: Clock,
@@ -205,9 +237,18 @@ impl Acquisition {
         self.attempts
     }
 
-    /// The attempt found the lock taken.
-    pub(crate) fn found_taken(&self) {
-        if self.attempts == 1 {
+    /// Somebody of this process is at the lock, with `ahead` others waiting already.
+    pub(crate) fn queued(&self, ahead: usize) {
+        histogram!(QUEUE_DEPTH, "lock" => self.lock).record(u32::try_from(ahead).unwrap_or(u32::MAX));
+    }
+
+    pub(crate) fn woken(&self, cause: WakeCause) {
+        counter!(WAKEUPS, "lock" => self.lock, "cause" => cause.as_str()).increment(1);
+    }
+
+    /// The lock is taken; counted if it is so at the first sight.
+    pub(crate) fn found_taken(&mut self) {
+        if self.attempts <= 1 && !std::mem::replace(&mut self.contended, true) {
             counter!(CONTENTION, "lock" => self.lock).increment(1);
         }
     }

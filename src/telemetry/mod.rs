@@ -17,7 +17,7 @@ mod store;
 
 pub(crate) use lock::{
     Acquisition, AcquisitionOutcome, BypassReason, CleanupOutcome, HeldGauge, LockMetrics, ReleaseOutcome,
-    RenewalOutcome,
+    RenewalOutcome, WakeCause,
 };
 pub use log::KeyDisplay;
 pub(crate) use log::Throttle;

@@ -40,6 +40,12 @@ pub const WATCH_UP: &str = "tower_lock_watch_up";
 pub const LEASE_TTL: &str = "tower_lock_lease_ttl_seconds";
 /// Gauge {lock}: the `max_wait` that is set.
 pub const ACQUIRE_TIMEOUT: &str = "tower_lock_acquire_timeout_seconds";
+/// Histogram {lock}: requests of this process that already waited for the same key on arrival.
+pub const QUEUE_DEPTH: &str = "tower_lock_queue_depth";
+/// Counter {lock}: turns passed to a waiter of this process by swapping the token.
+pub const HANDOVERS: &str = "tower_lock_handovers_total";
+/// Counter {lock, cause}: what ended a wait between attempts.
+pub const WAKEUPS: &str = "tower_lock_wakeups_total";
 /// Counter {lock, outcome}: tokens of acquisitions without a known result, and of failed releases, removed.
 pub const CLEANUPS: &str = "tower_lock_cleanups_total";
 /// Gauge {version}, always 1.
@@ -59,8 +65,12 @@ pub const ATTEMPTS_BUCKETS: &[f64] = &[1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0,
 /// Bucket edges of [`RENEWAL_MARGIN`].
 pub const MARGIN_BUCKETS: &[f64] = &[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
 
+/// Bucket edges of [`QUEUE_DEPTH`].
+pub const QUEUE_BUCKETS: &[f64] = &[0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+
 /// Every histogram with its bucket edges.
-pub const BUCKETS: [(&str, &[f64]); 5] = [
+pub const BUCKETS: [(&str, &[f64]); 6] = [
+    (QUEUE_DEPTH, QUEUE_BUCKETS),
     (ACQUIRE_DURATION, ACQUIRE_BUCKETS),
     (ACQUIRE_ATTEMPTS, ATTEMPTS_BUCKETS),
     (HOLD_DURATION, HOLD_BUCKETS),

@@ -11,7 +11,9 @@ use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram, with_recorder,
 };
 
-use super::lock::{AcquisitionOutcome, BypassReason, CleanupOutcome, ReleaseOutcome, RenewalOutcome};
+use super::lock::{
+    AcquisitionOutcome, BypassReason, CleanupOutcome, ReleaseOutcome, RenewalOutcome, WakeCause,
+};
 use super::names::*;
 use crate::lease::LostReason;
 use crate::rejection::STATUSES;
@@ -53,6 +55,9 @@ fn describe() {
     describe_gauge!(WATCH_UP, "1 while changes are pushed, 0 while the store is asked at intervals.");
     describe_gauge!(LEASE_TTL, Unit::Seconds, "Configured ttl of the lock.");
     describe_gauge!(ACQUIRE_TIMEOUT, Unit::Seconds, "Configured longest wait for the lock.");
+    describe_histogram!(QUEUE_DEPTH, "Requests that already waited for the same key on arrival.");
+    describe_counter!(HANDOVERS, "Turns passed to a waiter of this process by swapping the token.");
+    describe_counter!(WAKEUPS, "Waits between attempts that ended, by cause.");
     describe_counter!(CLEANUPS, "Clean-ups of tokens whose acquisition or release had no known result.");
     describe_gauge!(BUILD_INFO, "Always 1; the label carries the version of the crate.");
 }
@@ -67,6 +72,10 @@ pub(crate) fn register_lock(lock: &'static str, settings: &LockSettings) {
     gauge!(HELD, "lock" => lock).increment(0);
     counter!(CONTENTION, "lock" => lock).increment(0);
     counter!(HANDLERS_ABORTED, "lock" => lock).increment(0);
+    counter!(HANDOVERS, "lock" => lock).increment(0);
+    for cause in WakeCause::ALL {
+        counter!(WAKEUPS, "lock" => lock, "cause" => cause.as_str()).increment(0);
+    }
     for outcome in AcquisitionOutcome::ALL {
         counter!(ACQUISITIONS, "lock" => lock, "outcome" => outcome.as_str()).increment(0);
         drop(histogram!(ACQUIRE_DURATION, "lock" => lock, "outcome" => outcome.as_str()));
@@ -89,7 +98,7 @@ pub(crate) fn register_lock(lock: &'static str, settings: &LockSettings) {
     for status in STATUSES {
         counter!(REJECTIONS, "lock" => lock, "status" => status).increment(0);
     }
-    for name in [ACQUIRE_ATTEMPTS, HOLD_DURATION, RENEWAL_MARGIN] {
+    for name in [ACQUIRE_ATTEMPTS, HOLD_DURATION, QUEUE_DEPTH, RENEWAL_MARGIN] {
         drop(histogram!(name, "lock" => lock));
     }
 }

@@ -1,23 +1,25 @@
-//! Names of keys that stand beside a lock, always in the lock's own slot of a Redis Cluster.
+//! Names of keys that stand beside a lock: below the same prefix, so that the same access rules cover them,
+//! and in the lock's own slot of a Redis Cluster.
 //!
 //! Redis hashes what stands between the first `{` and the next `}`, if that is not empty, and the whole key
-//! otherwise. So a suffix keeps a key with such a tag in its slot, braces around the whole key do it for a
-//! key without braces, and what remains (a stray `}` or `{}`) gets a tag that is searched for.
+//! otherwise. So a suffix keeps a key with such a tag in its slot, a suffix that repeats the key as a tag does
+//! it for a key without braces, and for what remains (`{`, `}x`, `{}`) a suffix is searched for.
 
 use std::iter;
 
 const SUFFIX: &[u8] = b":fence";
 
 pub(super) fn fence_counter(key: &[u8]) -> Vec<u8> {
+    let counter = [key, SUFFIX].concat();
     if tag(key).is_some() {
-        return [key, SUFFIX].concat();
+        return counter;
     }
-    if !key.contains(&b'}') {
-        return [b"{", key, b"}", SUFFIX].concat();
+    if !key.iter().any(|byte| matches!(byte, b'{' | b'}')) {
+        return [&counter, &b":{"[..], key, b"}"].concat();
     }
     let wanted = slot(key);
-    let tag = (0_u32..).map(|number| number.to_string()).find(|tag| slot(tag.as_bytes()) == wanted);
-    [b"{", tag.unwrap_or_default().as_bytes(), b"}", key, SUFFIX].concat()
+    let numbered = (0_u32..).map(|number| [&counter, format!(":{number}").as_bytes()].concat());
+    numbered.into_iter().find(|candidate| slot(candidate) == wanted).unwrap_or(counter)
 }
 
 fn tag(key: &[u8]) -> Option<&[u8]> {
@@ -66,5 +68,6 @@ mod tests {
     fn different_locks_have_different_counters() {
         assert_ne!(fence_counter(b"a"), fence_counter(b"{a}"));
         assert_ne!(fence_counter(b"{}"), fence_counter(b"}"));
+        assert!(fence_counter(b"orders:order:42").starts_with(b"orders:order:42"));
     }
 }

@@ -34,6 +34,7 @@ use crate::key::LockKey;
 static ACQUIRE: Script = Script::new(include_str!("scripts/acquire.lua"));
 static RENEW: Script = Script::new(include_str!("scripts/renew.lua"));
 static RELEASE: Script = Script::new(include_str!("scripts/release.lua"));
+static HAND_OVER: Script = Script::new(include_str!("scripts/hand_over.lua"));
 static FENCE: Script = Script::new(include_str!("scripts/fence.lua"));
 
 /// How long a fence counter outlives its last use. Longer than a lock can live without a renewal (7 days),
@@ -191,6 +192,23 @@ impl LockStore for RedisStore {
             Release::Missing if tries.into_inner() > 1 => Ok(Release::Released),
             release => Ok(release),
         }
+    }
+
+    async fn hand_over(
+        &self,
+        owned: Owned<'_>,
+        next: &OwnerToken,
+        ttl: Duration,
+    ) -> Result<Release, StoreError> {
+        let ttl = millis(ttl).to_string();
+        let args = &[owned.token.as_str().as_bytes(), next.as_str().as_bytes(), ttl.as_bytes()];
+        let reply: i64 = self
+            .connections
+            .run(owned.timeout, |link| async move {
+                HAND_OVER.call(&mut link.connection(), &[owned.key.as_bytes()], args).await
+            })
+            .await?;
+        decode_release(reply)
     }
 
     async fn fence(&self, owned: Owned<'_>) -> Result<Fence, StoreError> {
