@@ -1,9 +1,9 @@
 //! Section B of the field reports: renewal, and what a holder learns when it fails.
 
 use crate::support::eventually::{eventually, eventually_some, ms, secs};
-use crate::support::http::{HttpClient, Refusal, Version};
+use crate::support::http::Refusal;
 use crate::support::log_lines::{Level, logged_at_us};
-use crate::support::orders_process::{Orders, RunningOrders, key_of, ship_path};
+use crate::support::orders_process::{Orders, RunningOrders, key_of};
 use crate::support::proxy::Proxy;
 use crate::support::redis_monitor::PttlSamples;
 use crate::support::redis_server::{RIVAL, RedisServer};
@@ -222,15 +222,19 @@ async fn a_stuck_handler_is_not_renewed_for_ever() {
 #[tokio::test]
 async fn many_locks_are_renewed_in_time_and_not_all_at_once() {
     const LOCKS: usize = 400;
+    const NEWCOMERS: usize = 100;
     let redis = RedisServer::start().await;
     let orders = Orders::on(&redis).ttl("3s").start().await;
-    let http = HttpClient::new(orders.addr, Version::H2);
     let monitor = redis.monitor().await;
-    let request = |n: usize| {
-        let (http, path) = (http.clone(), ship_path(&format!("o{n}"), 6000));
-        Running::start(async move { http.post(&path).await })
-    };
-    for answer in ends((0..LOCKS).map(request).collect()).await {
+    let held = (0..LOCKS).map(|n| orders.start_to_ship(&format!("o{n}"), 6000)).collect();
+    eventually("all locks to be taken", secs(30), async || {
+        orders.metrics().await.sum("tower_lock_held", &[]) == LOCKS as f64
+    })
+    .await;
+    for n in 0..NEWCOMERS {
+        orders.ship(&format!("new-{n}"), 0).await.shipped();
+    }
+    for answer in ends(held).await {
         answer.shipped();
     }
     monitor.catch_up(&redis).await;
@@ -244,7 +248,7 @@ async fn many_locks_are_renewed_in_time_and_not_all_at_once() {
     assert!(most < LOCKS * 2 / 3, "{most} of {LOCKS} locks renewed within 50 ms");
 
     check_lost(&orders, &[]).await;
-    check_settled(&orders, Some(LOCKS as u64)).await;
+    check_settled(&orders, Some((LOCKS + NEWCOMERS) as u64)).await;
     check_no_orphans(&redis, secs(3)).await;
 }
 
