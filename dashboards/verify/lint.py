@@ -5,17 +5,20 @@ usage: lint.py PROMETHEUS_URL METRICS.txt DASHBOARD.json...
 METRICS.txt is a scrape of the product; the Prometheus parses the queries.
 """
 import json
+import pathlib
 import re
 import sys
 import urllib.error
 import urllib.parse
 import urllib.request
 
-from prometheus import panels
+from prometheus import panels, read_exceptions
 
 url, metrics, *files = sys.argv[1:]
 UNITS = {"none", "short", "percentunit", "s", "ops", "reqps", "bool_on_off"}
 SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^{}]*)\}")
+EXCEPTIONS = read_exceptions(pathlib.Path(__file__).with_name("exceptions.txt"))
+ABSENT = {name for name, (word, _) in EXCEPTIONS.items() if word == "absent"}
 TYPES = dict(re.findall(r"^# TYPE (\S+) (\S+)$", open(metrics).read(), re.M))
 KNOWN = {name + suffix for name, kind in TYPES.items()
          for suffix in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))}
@@ -119,7 +122,7 @@ def check_target(panel, target, variables, say):
         for label in ("job", "instance"):
             if f'{label}=~"${label}"' not in matchers:
                 say(f"target-{label}-rule: {name}")
-        if name not in KNOWN:
+        if name not in KNOWN and re.sub("_bucket$", "", name) not in ABSENT:
             say(f"{name} is not scraped")
         for variable in re.findall(r"\$\{?(\w+)", matchers):
             if variable not in variables:

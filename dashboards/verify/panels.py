@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs every panel query as Grafana would, against a Prometheus that has scraped the product.
 
-usage: panels.py loaded|quiet PROMETHEUS_URL JOB SECONDS FRAMES_OUT DASHBOARD.json...
-loaded: each query has to answer with at least one number, unless not-moving.txt names its metric.
+usage: panels.py loaded|quiet PROMETHEUS_URL JOB PHASES.json FRAMES_OUT DASHBOARD.json...
+loaded: each query has to answer with at least one number, unless exceptions.txt names its metric.
 quiet: each query has to answer, and no stat or bar gauge may show NaN.
 The answers are written to FRAMES_OUT, which the pictures are drawn from.
 """
@@ -11,16 +11,15 @@ import math
 import pathlib
 import re
 import sys
-import time
 
 from prometheus import Prometheus, panels, read_exceptions
 
-mode, url, job, seconds, out, *files = sys.argv[1:]
-seconds = int(seconds)
+mode, url, job, phases, out, *files = sys.argv[1:]
+phases = json.load(open(phases))
 prometheus = Prometheus(url)
-still = read_exceptions(pathlib.Path(__file__).with_name("not-moving.txt"))
-end = time.time()
-start = end - seconds
+still = read_exceptions(pathlib.Path(__file__).with_name("exceptions.txt"))
+start, end = phases["warm-up"], phases["over"]
+seconds = round(end - start)
 step = max(1, seconds // 240)
 values = {
     "__rate_interval": f"{max(step + 1, 4)}s", "__interval": f"{step}s", "__range": f"{seconds}s",

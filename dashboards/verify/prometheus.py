@@ -30,12 +30,12 @@ def panels(dashboard):
 
 
 def read_exceptions(path):
-    """{selector: (word, reason)} of not-moving.txt: `selector  # word: reason`."""
+    """{selector: (word, reason)} of exceptions.txt: `selector  # word: reason`."""
     entries = {}
     for line in open(path):
         if line.strip() and not line.startswith("#"):
             selector, _, note = line.partition("  # ")
             word, _, reason = note.strip().partition(": ")
-            assert word in ("later", "rare") and reason, f"no reason: {line}"
+            assert word in ("absent", "later", "rare") and reason, f"no reason: {line}"
             entries[selector.strip()] = (word, reason)
     return entries

@@ -1,25 +1,26 @@
-//! Names of keys that stand beside a lock: below the same prefix, so that the same access rules cover them,
-//! and in the lock's own slot of a Redis Cluster.
+//! Names of keys that stand beside a lock, in the lock's own slot of a Redis Cluster.
 //!
+//! They start with `fence:`, so that a pattern that lists a service's locks does not list its counters.
 //! Redis hashes what stands between the first `{` and the next `}`, if that is not empty, and the whole key
-//! otherwise. So a suffix keeps a key with such a tag in its slot, a suffix that repeats the key as a tag does
-//! it for a key without braces, and for what remains (`{`, `}x`, `{}`) a suffix is searched for.
+//! otherwise. So a key with such a tag keeps its slot, a key without braces becomes the tag, and for what
+//! remains (`{`, `}x`, `{}`) a number is searched for.
 
 use std::iter;
 
-const SUFFIX: &[u8] = b":fence";
+const PREFIX: &[u8] = b"fence:";
 
 pub(super) fn fence_counter(key: &[u8]) -> Vec<u8> {
-    let counter = [key, SUFFIX].concat();
     if tag(key).is_some() {
-        return counter;
+        return [PREFIX, key, b":"].concat();
     }
     if !key.iter().any(|byte| matches!(byte, b'{' | b'}')) {
-        return [&counter, &b":{"[..], key, b"}"].concat();
+        return [PREFIX, b"{", key, b"}"].concat();
     }
     let wanted = slot(key);
-    let numbered = (0_u32..).map(|number| [&counter, format!(":{number}").as_bytes()].concat());
-    numbered.into_iter().find(|candidate| slot(candidate) == wanted).unwrap_or(counter)
+    (0_u32..)
+        .map(|number| [PREFIX, key, format!(":{number}").as_bytes()].concat())
+        .find(|counter| slot(counter) == wanted)
+        .unwrap_or_default()
 }
 
 fn tag(key: &[u8]) -> Option<&[u8]> {
@@ -68,6 +69,6 @@ mod tests {
     fn different_locks_have_different_counters() {
         assert_ne!(fence_counter(b"a"), fence_counter(b"{a}"));
         assert_ne!(fence_counter(b"{}"), fence_counter(b"}"));
-        assert!(fence_counter(b"orders:order:42").starts_with(b"orders:order:42"));
+        assert_eq!(fence_counter(b"orders:order:42"), b"fence:{orders:order:42}");
     }
 }
