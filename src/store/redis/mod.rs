@@ -128,9 +128,21 @@ impl RedisStore {
         self.acquire(attempt).await.map_err(step("taking a lock"))?;
         self.acquire(Attempt { number: 2, ..attempt }).await.map_err(step("taking a lock by script"))?;
         self.renew(owned, PROBE_TIMEOUT).await.map_err(step("renewing a lock"))?;
-        self.fence(owned).await.map_err(step("minting a fencing token"))?;
+        self.mint(owned, PROBE_TIMEOUT).await.map_err(step("minting a fencing token"))?;
         self.release(owned).await.map_err(step("releasing a lock"))?;
         Ok(())
+    }
+
+    async fn mint(&self, owned: Owned<'_>, counter_ttl: Duration) -> Result<Fence, StoreError> {
+        let counter = companion::fence_counter(owned.key.as_bytes());
+        let ttl = millis(counter_ttl).to_string();
+        let keys = &[owned.key.as_bytes(), &counter];
+        let args = &[owned.token.as_str().as_bytes(), ttl.as_bytes()];
+        let reply: Option<u64> = self
+            .connections
+            .run(owned.timeout, |link| async move { FENCE.call(&mut link.connection(), keys, args).await })
+            .await?;
+        Ok(reply.map_or(Fence::NotOwned, Fence::Minted))
     }
 }
 
@@ -212,15 +224,7 @@ impl LockStore for RedisStore {
     }
 
     async fn fence(&self, owned: Owned<'_>) -> Result<Fence, StoreError> {
-        let counter = companion::fence_counter(owned.key.as_bytes());
-        let ttl = millis(FENCE_TTL).to_string();
-        let keys = &[owned.key.as_bytes(), &counter];
-        let args = &[owned.token.as_str().as_bytes(), ttl.as_bytes()];
-        let reply: Option<u64> = self
-            .connections
-            .run(owned.timeout, |link| async move { FENCE.call(&mut link.connection(), keys, args).await })
-            .await?;
-        Ok(reply.map_or(Fence::NotOwned, Fence::Minted))
+        self.mint(owned, FENCE_TTL).await
     }
 
     async fn clean_up(&self, owned: Owned<'_>) -> Result<Release, StoreError> {
