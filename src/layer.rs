@@ -14,9 +14,13 @@ use crate::settings::LockSettings;
 
 /// Locks what a request touches while the wrapped service handles it.
 ///
-/// Use it as axum's `route_layer` (after the routes were matched: a 404 or 405 locks nothing), in a
+/// Use it as axum's `route_layer` (after the routes were matched: a 404 locks nothing), in a
 /// [`tower::ServiceBuilder`](https://docs.rs/tower/0.5/tower/struct.ServiceBuilder.html), or around any
 /// service of `http` requests. `OPTIONS` requests are not locked; [`methods`](Self::methods) chooses.
+///
+/// axum's `Router::layer` and `Router::route_layer` also wrap the answer 405 of a path that has no handler
+/// for the method: choose the methods, so that such a request locks nothing either, or wrap the handlers
+/// alone with `post(…).route_layer(…)`.
 ///
 /// ```
 /// use tower_redis_lock::{LockLayer, Locker, MemoryStore, PathTemplate};
