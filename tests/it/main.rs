@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "the rules of src do not bind its tests")]
 
 mod doubles;
+mod layer;
 mod locker;
 mod orders_acquire;
 mod orders_connections;
