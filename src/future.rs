@@ -10,6 +10,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -113,7 +114,7 @@ where
         rejection: Rejection,
         head: &Parts,
     ) -> Self {
-        let terms = Terms { locker: locker.clone(), answer, protocol: Protocol::of(head) };
+        let terms = Terms { locker: locker.clone(), answer, protocol: Protocol::of(&head.headers) };
         Self { state: State::Refused { rejection: Some(rejection) }, terms }
     }
 
@@ -126,14 +127,15 @@ where
         locker: &Locker,
         answer: Option<Arc<dyn Answer>>,
         key: LockKey,
+        max_wait: Duration,
         inner: S,
         request: Request<B>,
     ) -> Self {
-        let (head, body) = request.into_parts();
-        let terms = Terms { locker: locker.clone(), answer, protocol: Protocol::of(&head) };
+        let protocol = Protocol::of(request.headers());
+        let terms = Terms { locker: locker.clone(), answer, protocol };
         let locker = locker.clone();
-        let acquire = Box::pin(async move { locker.acquire(&key).await });
-        let call = Some((inner, Request::from_parts(head, body)));
+        let acquire = Box::pin(async move { locker.acquire_within(&key, max_wait).await });
+        let call = Some((inner, request));
         Self { state: State::Acquiring { acquire, call }, terms }
     }
 }

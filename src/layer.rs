@@ -2,12 +2,15 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{Method, Response};
 use tower_layer::Layer;
 
 use crate::locker::Locker;
+use crate::patience::Patience;
 use crate::rejection::{Answer, Rejection};
 use crate::service::LockService;
 use crate::settings::LockSettings;
@@ -62,12 +65,14 @@ pub(crate) struct LayerParts<K> {
     /// `None`: all but `OPTIONS`.
     pub(crate) methods: Option<Vec<Method>>,
     pub(crate) answer: Option<Arc<dyn Answer>>,
+    pub(crate) patience: Patience,
 }
 
 impl<K> LockLayer<K> {
     /// Locks with `locker` what `extractor` derives from the request.
     pub fn new(locker: Locker, extractor: K) -> Self {
-        let parts = LayerParts { locker, extractor, methods: None, answer: None };
+        let parts =
+            LayerParts { locker, extractor, methods: None, answer: None, patience: Patience::default() };
         Self { parts: Arc::new(parts) }
     }
 
@@ -96,6 +101,16 @@ impl<K> LockLayer<K> {
         K: Clone,
     {
         self.change(|parts| parts.locker = parts.locker.with_settings(settings))
+    }
+
+    /// How long the client is going to wait for its answer, if it says so: no request waits longer for its
+    /// lock. Default: the `grpc-timeout` header.
+    #[must_use]
+    pub fn client_timeout(self, timeout: impl Fn(&Parts) -> Option<Duration> + Send + Sync + 'static) -> Self
+    where
+        K: Clone,
+    {
+        self.change(|parts| parts.patience = Patience::new(timeout))
     }
 
     /// Makes the answers of the layer. Default: [`Rejection::to_response`], and
@@ -130,6 +145,7 @@ impl<K: Clone> Clone for LayerParts<K> {
             extractor: self.extractor.clone(),
             methods: self.methods.clone(),
             answer: self.answer.clone(),
+            patience: self.patience.clone(),
         }
     }
 }

@@ -77,6 +77,7 @@ mod key;
 mod layer;
 mod lease;
 mod locker;
+mod patience;
 mod queue;
 mod rejection;
 mod service;

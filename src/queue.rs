@@ -178,8 +178,7 @@ impl Front {
             Self::Holding(hold) => {
                 let hold = hold.upgrade()?;
                 let lease = hold.lease();
-                (lease.state() == LeaseState::Held)
-                    .then(|| AcquireError::held_by_another(Some(lease.remaining())))
+                (lease.state() == LeaseState::Held).then(|| AcquireError::held_here(lease.remaining()))
             }
         }
     }

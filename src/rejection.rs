@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
-use http::request::Parts;
-use http::{HeaderValue, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 
 use crate::key::ExtractKeyError;
 use crate::lease::LostReason;
@@ -177,8 +176,8 @@ pub(crate) enum Protocol {
 }
 
 impl Protocol {
-    pub(crate) fn of(parts: &Parts) -> Self {
-        let content_type = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    pub(crate) fn of(headers: &HeaderMap) -> Self {
+        let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
         if content_type.starts_with(b"application/grpc") { Self::Grpc } else { Self::Http }
     }
 }

@@ -57,7 +57,7 @@ where
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (head, body): (Parts, ReqBody) = request.into_parts();
-        let LayerParts { locker, extractor, answer, .. } = &*self.parts;
+        let LayerParts { locker, extractor, answer, patience, .. } = &*self.parts;
         let inner = self.inner.clone();
         if !self.locks(&head.method) {
             locker.metrics().bypassed(BypassReason::Disabled);
@@ -71,7 +71,9 @@ where
                 ResponseFuture::passing(locker, inner, Request::from_parts(head, body))
             }
             Ok(Some(key)) => {
-                ResponseFuture::acquiring(locker, answer.clone(), key, inner, Request::from_parts(head, body))
+                let max_wait = patience.limit(&head, locker.settings().max_wait());
+                let request = Request::from_parts(head, body);
+                ResponseFuture::acquiring(locker, answer.clone(), key, max_wait, inner, request)
             }
             Ok(None) => {
                 locker.metrics().bypassed(BypassReason::NoKey);

@@ -23,7 +23,11 @@ pub enum AcquireError {
 
 impl AcquireError {
     pub(crate) fn held_by_another(remaining: Option<Duration>) -> Self {
-        Self::Contended(Contended { remaining })
+        Self::Contended(Contended { remaining, held_here: false })
+    }
+
+    pub(crate) fn held_here(remaining: Duration) -> Self {
+        Self::Contended(Contended { remaining: Some(remaining), held_here: true })
     }
 
     /// The store has answered nobody who asked for this lock.
@@ -73,13 +77,19 @@ impl std::error::Error for AcquireError {
 /// What is known of the lock that somebody else holds.
 #[derive(Clone, Debug)]
 pub struct Contended {
-    pub(super) remaining: Option<Duration>,
+    remaining: Option<Duration>,
+    held_here: bool,
 }
 
 impl Contended {
     /// Time until the lock expires unless its holder renews it; `None` if its key has no expiry.
     pub fn remaining(&self) -> Option<Duration> {
         self.remaining
+    }
+
+    /// Whether another request of this process holds the lock; maybe one that waits for this one.
+    pub fn is_held_here(&self) -> bool {
+        self.held_here
     }
 }
 

@@ -127,7 +127,21 @@ impl Locker {
     ///
     /// Drop it at any time: waiting ends, and a lock that was taken at that very moment is released.
     pub async fn acquire(&self, key: &LockKey) -> Result<LockGuard, AcquireError> {
-        self.acquire_within(key, self.settings.max_wait(), self.settings.max_attempts()).await
+        self.acquire_within(key, self.settings.max_wait()).await
+    }
+
+    /// [`acquire`](Self::acquire) with another limit than the settings' `max_wait`, for a caller whose own
+    /// deadline is nearer. Zero: one attempt.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn acquire_within(&self, key: &LockKey, max_wait: Duration) -> Result<LockGuard, AcquireError> {
+        self.acquire_limited(key, max_wait, self.settings.max_attempts()).await
     }
 
     /// Takes the lock if it is free: one attempt.
@@ -140,7 +154,7 @@ impl Locker {
     ///
     /// As [`acquire`](Self::acquire).
     pub async fn try_acquire(&self, key: &LockKey) -> Result<LockGuard, AcquireError> {
-        self.acquire_within(key, Duration::ZERO, Some(1)).await
+        self.acquire_limited(key, Duration::ZERO, Some(1)).await
     }
 
     /// Takes the lock, runs `work`, and gives the lock back. If the lock is lost, `work` is dropped at its
@@ -187,7 +201,7 @@ impl Locker {
         ShutdownReport { unfinished: outstanding.count() }
     }
 
-    async fn acquire_within(
+    async fn acquire_limited(
         &self,
         key: &LockKey,
         max_wait: Duration,

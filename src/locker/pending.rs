@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{AcquireError, Contended, Locker, Won};
+use super::{AcquireError, Locker, Won};
 use crate::clock::Moment;
 use crate::guard::LockGuard;
 use crate::hold::Grant;
@@ -79,7 +79,7 @@ impl<'a> Pending<'a> {
                 if remaining.is_none() {
                     self.locker.metrics.no_expiry(&self.key);
                 }
-                Err(AcquireError::Contended(Contended { remaining }))
+                Err(AcquireError::held_by_another(remaining))
             }
             Err(error) => {
                 self.unresolved = earlier || error.is_unresolved();
@@ -93,12 +93,13 @@ impl<'a> Pending<'a> {
             Ok(won) => won,
             Err(error) => {
                 self.acquisition.resolve(error.outcome());
-                if let AcquireError::Contended(Contended { remaining }) = &error {
+                if let AcquireError::Contended(contended) = &error {
                     let metrics = &self.locker.metrics;
                     tracing::debug!(
                         lock = metrics.lock(),
                         key = metrics.show(&self.key),
-                        ?remaining,
+                        remaining = ?contended.remaining(),
+                        held_by_this_process = contended.is_held_here(),
                         attempts = self.acquisition.attempts(),
                         "somebody else holds the lock"
                     );
