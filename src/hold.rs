@@ -79,7 +79,7 @@ impl Hold {
             claims: AtomicUsize::new(1),
             failures: AtomicU64::new(0),
         };
-        hold.plan_renewal(sent);
+        hold.plan_renewal(sent, FIRST_JITTER);
         hold
     }
 
@@ -99,11 +99,11 @@ impl Hold {
         self.lease.now().since(self.granted)
     }
 
-    /// The next renewal, counted from when the last good command was sent. Up to a sixth earlier than set,
-    /// so that locks that were taken together are not renewed together.
-    fn plan_renewal(&self, sent: Moment) {
+    /// The next renewal, counted from when the last good command was sent, up to `jitter` of the pause
+    /// earlier than set: locks that were taken together are not renewed together.
+    fn plan_renewal(&self, sent: Moment, jitter: f64) {
         if let Some(pause) = self.settings.renew_every() {
-            let pause = pause.mul_f64(1.0 - fastrand::f64() / 6.0);
+            let pause = pause.mul_f64(1.0 - fastrand::f64() * jitter);
             self.renew_at.store((sent + pause).0, Ordering::Release);
         }
     }
@@ -153,7 +153,7 @@ impl Hold {
                 self.metrics.renewed_with(self.lease.remaining_share());
                 self.lease.extend(sent);
                 self.failures.store(0, Ordering::Relaxed);
-                self.plan_renewal(sent);
+                self.plan_renewal(sent, JITTER);
             }
             // Confirmed, but after the deadline: whoever asked in between was told that it is lost.
             Ok(Renewal::Renewed) => {}
@@ -333,7 +333,8 @@ impl Hold {
 
     /// Counts the end of the hold, once, and reports inside its span.
     fn closed(&self, outcome: ReleaseOutcome, report: impl FnOnce()) {
-        if let Some(open) = self.open.lock().take() {
+        let open = self.open.lock().take();
+        if let Some(open) = open {
             open.span.in_scope(report);
             self.metrics.released(outcome, self.held_for());
         }
@@ -348,6 +349,10 @@ struct Open {
     _gauge: HeldGauge,
     _unfinished: Unfinished,
 }
+
+/// Spreads the first renewals of locks that were taken at the same moment; later ones stay spread.
+const FIRST_JITTER: f64 = 0.6;
+const JITTER: f64 = 0.15;
 
 /// Short pauses at first: most of the lease is still left. Jittered, and never above one command time-out.
 fn retry_pause(failures: u64, longest: Duration) -> Duration {

@@ -46,7 +46,7 @@ struct Line {
 /// What is known of the lock at the front of a line.
 #[derive(Clone, Debug)]
 pub(crate) enum Front {
-    /// Nothing yet: the store has not answered, or the lock is on its way.
+    /// Nothing yet: the store has not answered.
     Asking,
     /// The store's last word to the one in the seat.
     Refused(AcquireError),
@@ -141,14 +141,14 @@ impl Queues {
     }
 
     /// Takes the next waiter out of the line; without one, the line ends.
-    fn take_next(&self, key: &LockKey, front: Front) -> Option<Waiter> {
+    fn take_next(&self, key: &LockKey) -> Option<Waiter> {
         let mut lines = self.0.lock();
         let Lines { lines: by_key, waiting } = &mut *lines;
         let line = by_key.get_mut(key)?;
         while let Some((_, waiter)) = line.waiters.pop_first() {
             *waiting -= 1;
             if !waiter.promote.is_closed() {
-                line.front = front;
+                line.front.moves_on();
                 return Some(waiter);
             }
         }
@@ -170,6 +170,13 @@ impl Line {
 }
 
 impl Front {
+    /// The seat goes to the next one. What the store said last stays true enough for those behind.
+    fn moves_on(&mut self) {
+        if let Self::Holding(_) = self {
+            *self = Self::Refused(AcquireError::held_here(Duration::ZERO));
+        }
+    }
+
     /// What to tell somebody who will not wait any longer.
     fn verdict(&self) -> Option<AcquireError> {
         match self {
@@ -276,7 +283,7 @@ impl Seat {
         let next = by_key.get_mut(&parts.key).and_then(|line| {
             let (_, waiter) = line.waiters.pop_first()?;
             *waiting -= 1;
-            line.front = Front::Asking;
+            line.front.moves_on();
             Some(waiter)
         });
         drop(lines);
@@ -297,7 +304,7 @@ impl Drop for Seat {
         parts.run = None;
         let mut seat = Self(None);
         loop {
-            let Some(waiter) = parts.queues.take_next(&parts.key, Front::Asking) else { return };
+            let Some(waiter) = parts.queues.take_next(&parts.key) else { return };
             seat.0 = Some(parts);
             match waiter.promote.send(Promotion::Compete { seat, unresolved: false }) {
                 Err(Promotion::Compete { seat: mut returned, .. }) => {
