@@ -22,7 +22,6 @@ use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::keeper::{CleanUp, Keeper};
 use crate::key::LockKey;
-use crate::lease::LeaseState;
 use crate::locker::AcquireError;
 use crate::store::OwnerToken;
 
@@ -183,9 +182,8 @@ impl Front {
             Self::Asking => None,
             Self::Refused(error) => Some(error.clone()),
             Self::Holding(hold) => {
-                let hold = hold.upgrade()?;
-                let lease = hold.lease();
-                (lease.state() == LeaseState::Held).then(|| AcquireError::held_here(lease.remaining()))
+                let remaining = hold.upgrade().map_or(Duration::ZERO, |hold| hold.lease().remaining());
+                Some(AcquireError::held_here(remaining))
             }
         }
     }
