@@ -45,6 +45,7 @@ cargo clippy --all-targets --all-features -- -D warnings
 
 step "tests, documentation's examples included"
 # Most of them wait for a server most of the time, so more of them than cores run at once.
+export CHAOS_SECONDS="${CHAOS_SECONDS:-120}"
 cargo test --all-features -- --test-threads "${TEST_THREADS:-6}"
 
 step "documentation"

@@ -6,6 +6,7 @@ mod doubles;
 mod layer;
 mod locker;
 mod orders_acquire;
+mod orders_chaos;
 mod orders_connections;
 mod orders_logs;
 mod orders_ownership;

@@ -265,8 +265,7 @@ async fn a_client_that_leaves_with_the_command_on_the_wire_leaves_no_key() {
     proxy.delay_replies(ms(0));
     // Long before their ttl of 30 s.
     eventually("all keys to be gone", secs(8), async || {
-        redis.keys("orders:order:*").await.is_empty()
-            && orders.metrics().await.sum("tower_lock_waiting", &[]) == 0.0
+        redis.order_locks().await.is_empty() && orders.metrics().await.sum("tower_lock_waiting", &[]) == 0.0
     })
     .await;
     check_settled(&orders, None).await;

@@ -57,7 +57,7 @@ async fn two_instances_never_ship_one_order_together_and_fencing_tokens_grow() {
     for orders in &instances {
         check_settled(orders, Some(100)).await;
     }
-    assert_eq!(redis.keys("orders:order:*").await, [], "everything was given back");
+    assert_eq!(redis.order_locks().await, [], "everything was given back");
 }
 
 #[tokio::test]

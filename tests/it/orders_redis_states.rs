@@ -104,7 +104,7 @@ async fn a_full_redis_takes_no_new_locks_but_keeps_and_frees_those_it_has() {
     let orders = Orders::on(&redis).ttl("1s").start().await;
     let held: Vec<_> = (0..5).map(|n| orders.start_to_ship(&format!("o{n}"), 2500)).collect();
     eventually("all to have their fencing tokens", secs(10), async || {
-        redis.keys("*order:*fence").await.len() == 5
+        redis.keys("*order:*fence*").await.len() == 5
     })
     .await;
     redis.config_set("maxmemory", "1000").await;
@@ -254,7 +254,7 @@ async fn a_key_that_holds_something_else_is_never_deleted() {
     let () = redis.command(&["RPUSH", &key_of("list"), "data"]).await;
     orders.ship("text", 0).await.refused(Refusal::Contended);
     orders.ship("list", 0).await.refused(Refusal::StoreUnavailable);
-    let left = redis.keys("orders:order:*").await;
+    let left = redis.order_locks().await;
     assert_eq!(left.len(), 2, "{left:?}");
 
     let shipping = orders.start_to_ship("mine", 60_000);

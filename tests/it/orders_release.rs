@@ -83,14 +83,14 @@ async fn a_termination_signal_lets_requests_finish_and_gives_every_lock_back() {
     let mut orders = Orders::at(&proxy.url()).ttl("60s").start().await;
     proxy.delay_commands(ms(50));
     let all: Vec<_> = (0..20).map(|n| orders.start_to_ship(&format!("o{n}"), 1000)).collect();
-    eventually("all to be inside", secs(20), async || redis.keys("orders:order:*").await.len() == 20).await;
+    eventually("all to be inside", secs(20), async || redis.order_locks().await.len() == 20).await;
     orders.terminate();
 
     for answer in ends(all).await {
         answer.shipped();
     }
     assert_eq!(orders.wait_exit(secs(30)).await.code(), Some(0), "{:#?}", orders.log().all());
-    assert_eq!(redis.keys("orders:order:*").await, [], "given back, not left to expire");
+    assert_eq!(redis.order_locks().await, [], "given back, not left to expire");
 }
 
 // B30
@@ -117,7 +117,7 @@ async fn kills_at_any_moment_leave_no_lock_for_ever() {
         });
         tokio::time::sleep(ms(fastrand::u64(50..400))).await;
         orders.kill();
-        for (key, left) in redis.keys("orders:order:*").await {
+        for (key, left) in redis.order_locks().await {
             assert!((0..=1000).contains(&left), "{key} lives {left} ms");
         }
         // Its clients ask a closed port until they are stopped.
@@ -254,5 +254,5 @@ async fn requests_that_come_during_shutdown_are_not_left_hanging() {
     let answer = waiter.end().await.expect("an answer");
     assert!([StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE].contains(&answer.status), "{answer:?}");
     assert_eq!(orders.wait_exit(secs(30)).await.code(), Some(0), "{:#?}", orders.log().all());
-    assert_eq!(redis.keys("orders:order:*").await, []);
+    assert_eq!(redis.order_locks().await, []);
 }

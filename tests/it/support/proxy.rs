@@ -1,10 +1,13 @@
 //! A TCP proxy in front of a Redis server that does to the traffic what networks do.
 //!
 //! It runs on the test's own runtime. Bytes that are held back (delay, freeze) are kept and arrive
-//! later in their order, as they would after a cut in the network; only a swallowed reply is gone.
+//! later in their order, as they would after a cut in the network. A swallowed reply never arrives, and
+//! neither does anything after it on that connection: TCP loses nothing out of the middle, and a
+//! client that shares its connection could not tell which reply is missing.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -29,7 +32,7 @@ struct Faults {
     generation: u64,
 }
 
-/// Replies still to be dropped: to one command by name, or to any.
+/// Connections still to be silenced, and the command at whose reply: one by name, or any.
 type Swallows = Arc<Mutex<Vec<(Option<String>, usize)>>>;
 
 /// The proxy. Dropping it closes everything.
@@ -89,12 +92,12 @@ impl Proxy {
         self.faults.send_modify(|faults| faults.delay_replies = by);
     }
 
-    /// Lets the next `count` commands through and drops their replies.
+    /// Lets the next command through and swallows its reply and all that follow, on `count` connections.
     pub(crate) fn swallow(&self, count: usize) {
         self.add_swallow(None, count);
     }
 
-    /// Drops the next `count` replies to one command.
+    /// Like [`swallow`](Self::swallow), beginning with a reply to this command.
     pub(crate) fn swallow_replies_to(&self, command: &str, count: usize) {
         self.add_swallow(Some(command.to_ascii_uppercase()), count);
     }
@@ -167,19 +170,18 @@ async fn carry(client: TcpStream, faults: watch::Receiver<Faults>, swallows: Swa
     let (from_server, to_server) = server.into_split();
     // The commands that wait for their reply on this connection, oldest first.
     let unanswered = Mutex::new(VecDeque::new());
+    let silenced = AtomicBool::new(false);
 
     let commands = |frame: &[u8], now: &Faults| {
         unanswered.lock().unwrap().push_back(command_name(frame));
         Some(now.delay_commands)
     };
     let replies = |frame: &[u8], now: &Faults| {
-        if !is_push(frame) {
-            let command = unanswered.lock().unwrap().pop_front();
-            if is_to_be_swallowed(&swallows, &command.unwrap_or_default()) {
-                return None;
-            }
+        if !is_push(frame) && !silenced.load(Ordering::Relaxed) {
+            let command = unanswered.lock().unwrap().pop_front().unwrap_or_default();
+            silenced.store(is_to_be_swallowed(&swallows, &command), Ordering::Relaxed);
         }
-        Some(now.delay_replies)
+        (!silenced.load(Ordering::Relaxed)).then_some(now.delay_replies)
     };
     let traffic = async {
         tokio::join!(

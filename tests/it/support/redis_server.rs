@@ -139,7 +139,7 @@ impl RedisServer {
     /// Waits until somebody is inside with an order: its lock is taken and its first fencing token
     /// minted. For the first holder of that order only.
     pub(crate) async fn until_inside(&self, order: &str) {
-        let counter = format!("*order:{order}*fence");
+        let counter = format!("*order:{order}*fence*");
         eventually(&format!("order {order} to be worked on"), secs(20), async || {
             !self.keys(&counter).await.is_empty()
         })
@@ -157,6 +157,13 @@ impl RedisServer {
             for _, key in ipairs(redis.call('KEYS', ARGV[1])) do \
             found[#found + 1] = {key, redis.call('PTTL', key)} end return found";
         self.command(&["EVAL", script, "0", pattern]).await
+    }
+
+    /// The keys of locks on orders that are held, without the companions that live longer on purpose.
+    pub(crate) async fn order_locks(&self) -> Vec<(String, i64)> {
+        let mut keys = self.keys("orders:order:*").await;
+        keys.retain(|(key, _left)| !key.contains("fence"));
+        keys
     }
 
     /// Sets a configuration value.

@@ -75,6 +75,7 @@ async fn a_swallowed_reply_is_missing_though_its_command_ran() {
     assert!(set(&mut connection, "k").await.unwrap_err().is_timeout());
     assert!(proxy.has_swallowed_all());
     assert_eq!(redis.get("k").await.as_deref(), Some("v"));
+    assert!(set(&mut connection, "k").await.unwrap_err().is_timeout(), "nothing comes after it");
 
     let mut connection = connect(&proxy.url()).await.unwrap();
     proxy.swallow(1);

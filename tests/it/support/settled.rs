@@ -40,16 +40,10 @@ pub(crate) async fn check_lost(orders: &RunningOrders, reasons: &[&str]) {
 /// Asserts that no lock key outlives its ttl: all that are left have an expiry of at most `ttl`
 /// and go by themselves. Call it when no request is under way any more.
 pub(crate) async fn check_no_orphans(redis: &RedisServer, ttl: Duration) {
-    let left = || async { lock_keys(redis.keys("orders:order:*").await) };
-    for (key, pttl) in left().await {
+    for (key, pttl) in redis.order_locks().await {
         assert_ne!(pttl, -1, "{key} has no expiry");
         assert!(pttl <= ttl.as_millis() as i64, "{key} lives {pttl} ms longer");
     }
-    eventually("the last lock key to expire", ttl + secs(1), async || left().await.is_empty()).await;
-}
-
-/// Without the companion keys, which live longer on purpose.
-pub(crate) fn lock_keys(mut keys: Vec<(String, i64)>) -> Vec<(String, i64)> {
-    keys.retain(|(key, _pttl)| !key.contains("fence"));
-    keys
+    eventually("the last lock key to expire", ttl + secs(1), async || redis.order_locks().await.is_empty())
+        .await;
 }
