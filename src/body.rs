@@ -65,7 +65,7 @@ impl<B: Body<Data = Bytes>> LockedBody<B> {
         if body.is_end_stream() {
             return (Self::free(body), Some(guard));
         }
-        let mut held = Box::pin(Held { inner: body, ahead: [None, None], ended: false, hold: None });
+        let mut held = Box::pin(Held { inner: Some(body), ahead: [None, None], hold: None });
         let guard = if held.as_mut().look_ahead(cx) {
             Some(guard)
         } else {
@@ -79,13 +79,12 @@ impl<B: Body<Data = Bytes>> LockedBody<B> {
 
 #[pin_project]
 struct Held<B: Body> {
+    /// Dropped when it has ended or failed, and when the lock is lost: it is never polled again then.
     #[pin]
-    inner: B,
+    inner: Option<B>,
     /// Polled, and not handed on yet: data and trailers of a body that was found complete, or what waits
     /// for the release at the end.
     ahead: [Option<Result<Frame<Bytes>, B::Error>>; 2],
-    /// `inner` has said so and must not be polled again.
-    ended: bool,
     hold: Option<Hold>,
 }
 
@@ -110,22 +109,17 @@ impl Hold {
     }
 }
 
+type PolledAhead<E> = Option<Result<Frame<Bytes>, E>>;
 type PolledFrame<E> = Poll<Option<Result<Frame<Bytes>, LockedBodyError<E>>>>;
 
 impl<B: Body<Data = Bytes>> Held<B> {
     /// Fills `ahead`. `true` if nothing comes after it.
-    fn look_ahead(self: Pin<&mut Self>, cx: &mut Context<'_>) -> bool {
-        let mut this = self.project();
-        for ahead in this.ahead {
-            match this.inner.as_mut().poll_frame(cx) {
+    fn look_ahead(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> bool {
+        for index in 0..2 {
+            match self.as_mut().poll_inner(cx) {
                 Poll::Pending => return false,
-                Poll::Ready(None) => {
-                    *this.ended = true;
-                    return true;
-                }
-                Poll::Ready(Some(frame)) => {
-                    let last = frame.is_err() || this.inner.is_end_stream();
-                    *ahead = Some(frame);
+                Poll::Ready((frame, last)) => {
+                    self.as_mut().project().ahead[index] = frame;
                     if last {
                         return true;
                     }
@@ -135,14 +129,28 @@ impl<B: Body<Data = Bytes>> Held<B> {
         false
     }
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> PolledFrame<B::Error> {
+    /// The next frame of the inner body, and whether it is known to be the last.
+    fn poll_inner(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<(PolledAhead<B::Error>, bool)> {
         let mut this = self.project();
+        let Some(mut inner) = this.inner.as_mut().as_pin_mut() else { return Poll::Ready((None, true)) };
+        let frame = ready!(inner.as_mut().poll_frame(cx));
+        let ended = !matches!(frame, Some(Ok(_)));
+        let last = ended || inner.is_end_stream();
+        if ended {
+            this.inner.set(None);
+        }
+        Poll::Ready((frame, last))
+    }
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> PolledFrame<B::Error> {
         loop {
+            let mut this = self.as_mut().project();
             match this.hold {
                 Some(Hold::Guarding { loss: Some(loss), .. }) => {
                     if let Poll::Ready(reason) = loss.poll(cx) {
                         *this.hold = None;
                         *this.ahead = [None, None];
+                        this.inner.set(None);
                         return Poll::Ready(Some(Err(LockedBodyError::LockLost(reason))));
                     }
                 }
@@ -157,15 +165,11 @@ impl<B: Body<Data = Bytes>> Held<B> {
                 *first = second.take();
                 return Poll::Ready(Some(frame.map_err(LockedBodyError::Inner)));
             }
-            if *this.ended {
-                return Poll::Ready(None);
-            }
-            let frame = ready!(this.inner.as_mut().poll_frame(cx));
-            *this.ended = frame.is_none();
-            let last = !matches!(frame, Some(Ok(_))) || this.inner.is_end_stream();
+            let (frame, last) = ready!(self.as_mut().poll_inner(cx));
+            let this = self.as_mut().project();
             match this.hold.take() {
                 Some(hold) if last => {
-                    *first = frame;
+                    this.ahead[0] = frame;
                     *this.hold = hold.give_back();
                 }
                 hold => {
@@ -197,7 +201,9 @@ impl<B: Body<Data = Bytes>> Body for LockedBody<B> {
             Content::Answer(body) => body.is_end_stream(),
             Content::Free(body) => body.is_end_stream(),
             Content::Held(held) => {
-                held.hold.is_none() && held.ahead[0].is_none() && (held.ended || held.inner.is_end_stream())
+                held.hold.is_none()
+                    && held.ahead[0].is_none()
+                    && held.inner.as_ref().is_none_or(Body::is_end_stream)
             }
         }
     }
@@ -209,7 +215,7 @@ impl<B: Body<Data = Bytes>> Body for LockedBody<B> {
             Content::Held(held) => {
                 let ahead = held.ahead.iter().flatten().flatten().filter_map(Frame::data_ref);
                 let ahead: u64 = ahead.map(|data| data.len() as u64).sum();
-                let inner = held.inner.size_hint();
+                let inner = held.inner.as_ref().map_or(SizeHint::with_exact(0), Body::size_hint);
                 let mut hint = SizeHint::new();
                 hint.set_lower(inner.lower() + ahead);
                 if let Some(upper) = inner.upper() {
