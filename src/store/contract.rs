@@ -73,6 +73,7 @@ macro_rules! store_contract {
             a_renewal_never_extends_the_lock_of_another
             a_release_never_frees_the_lock_of_another
             a_release_frees_the_lock_once
+            a_hand_over_gives_the_lock_to_the_next_holder_in_one_step
             fencing_tokens_grow_strictly_over_all_holders
             fencing_tokens_grow_over_an_expiry
             only_the_holder_gets_a_fencing_token
@@ -180,6 +181,10 @@ impl<'a, S: LockStore> Claim<'a, S> {
 
     async fn release(&self) -> Release {
         done("release", self.store.release(self.owned()).await)
+    }
+
+    async fn hand_over(&self, next: &Self, ttl: Duration) -> Release {
+        done("hand_over", self.store.hand_over(self.owned(), &next.token, ttl).await)
     }
 
     async fn fence(&self) -> Fence {
@@ -396,6 +401,26 @@ pub async fn a_release_frees_the_lock_once<S: LockStore>(store: &S) {
     assert_eq!(rival.release().await, Release::Released);
 }
 
+/// A hand-over is a release and an acquire, with nobody in between.
+pub async fn a_hand_over_gives_the_lock_to_the_next_holder_in_one_step<S: LockStore>(store: &S) {
+    let holder = Claim::on(store, "hand-over");
+    let (next, rival) = (holder.rival(), holder.rival());
+    assert_eq!(holder.hand_over(&next, LONG).await, Release::Missing, "of a lock that nobody holds");
+    next.take(LONG).await;
+    assert_eq!(holder.hand_over(&rival, LONG).await, Release::NotOwned, "of somebody else's lock");
+    assert_eq!(next.hand_over(&holder, LONG).await, Release::Released);
+    let earlier = holder.number().await;
+    assert_eq!(holder.hand_over(&next, LIMIT * 3).await, Release::Released);
+    let remaining = rival.refused().await;
+    assert!(remaining <= LIMIT * 3 && remaining > LIMIT, "{remaining:?} of 15 s after a hand-over");
+    assert_eq!(holder.renew(LONG).await, Renewal::NotOwned, "by the one who handed over");
+    assert_eq!(holder.release().await, Release::NotOwned);
+    let later = next.number().await;
+    assert!(later > earlier, "{later} after {earlier}");
+    assert_eq!(next.hand_over(&next, LONG).await, Release::Released, "to oneself");
+    assert_eq!(next.release().await, Release::Released);
+}
+
 /// Fencing tokens order the holders.
 pub async fn fencing_tokens_grow_strictly_over_all_holders<S: LockStore>(store: &S) {
     let first = Claim::on(store, "fence");
@@ -547,7 +572,7 @@ const MOST_POLLS: usize = 200;
 
 /// Every method is cancel safe.
 pub async fn a_future_dropped_at_any_poll_leaves_the_store_usable<S: LockStore>(store: &S) {
-    for operation in 0..5 {
+    for operation in 0..6 {
         let mut ended = false;
         for polls in 1..MOST_POLLS {
             let claim = Claim::on(store, "dropped");
@@ -558,6 +583,7 @@ pub async fn a_future_dropped_at_any_poll_leaves_the_store_usable<S: LockStore>(
                 1 => drop_after(polls, store.renew(owned, LONG)).await.is_some(),
                 2 => drop_after(polls, store.release(owned)).await.is_some(),
                 3 => drop_after(polls, store.fence(owned)).await.is_some(),
+                4 => drop_after(polls, store.hand_over(owned, &claim.token, LONG)).await.is_some(),
                 _ => drop_after(polls, store.clean_up(owned)).await.is_some(),
             };
             let other = Claim::on(store, "beside-dropped");
