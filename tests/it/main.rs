@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::disallowed_methods, reason = "the rules of src do not bind its tests")]
 
+mod body;
 mod doubles;
 mod layer;
 mod locker;

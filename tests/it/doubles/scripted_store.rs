@@ -23,6 +23,7 @@ pub(crate) enum Op {
     Acquire,
     Renew,
     Release,
+    HandOver,
     Fence,
     CleanUp,
 }
@@ -233,6 +234,23 @@ impl LockStore for ScriptedStore {
     async fn release(&self, owned: Owned<'_>) -> Result<Release, StoreError> {
         let act = self.begin(Op::Release, owned.token, None);
         self.play(act, owned.timeout, || now(self.memory.release(owned))).await
+    }
+
+    async fn hand_over(
+        &self,
+        owned: Owned<'_>,
+        next: &OwnerToken,
+        ttl: Duration,
+    ) -> Result<Release, StoreError> {
+        let act = self.begin(Op::HandOver, owned.token, None);
+        self.play(act, owned.timeout, || {
+            let answer = now(self.memory.hand_over(owned, next, ttl));
+            if let Ok(Release::Released) = answer {
+                self.shared.lock().holders.insert(owned.key.clone(), next.clone());
+            }
+            answer
+        })
+        .await
     }
 
     async fn fence(&self, owned: Owned<'_>) -> Result<Fence, StoreError> {

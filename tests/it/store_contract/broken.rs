@@ -25,6 +25,9 @@ enum Fault {
     RenewalWithoutEffect,
     ReleaseForAll,
     ReleaseMixesItsAnswers,
+    HandOverForAll,
+    HandOverIsARelease,
+    HandOverKeepsTheTtl,
     FenceForAll,
     FenceRepeats,
     FenceCountsForEachHolder,
@@ -87,6 +90,8 @@ impl Broken {
         Ok(())
     }
 }
+
+const LONG: Duration = Duration::from_secs(3600);
 
 /// An acquire on the wire: it arrives, whether anybody waits for the answer or not.
 struct OnTheWire<'a> {
@@ -181,6 +186,29 @@ impl LockStore for Broken {
         }
     }
 
+    async fn hand_over(
+        &self,
+        owned: Owned<'_>,
+        next: &OwnerToken,
+        ttl: Duration,
+    ) -> Result<Release, StoreError> {
+        self.travel().await?;
+        let key = self.key(owned.key);
+        let owned = Owned::new(&key, owned.token, owned.timeout);
+        let ttl = if self.fault == Fault::HandOverKeepsTheTtl { LONG } else { ttl };
+        let answer = match self.fault {
+            Fault::HandOverIsARelease => return self.inner.release(owned).await,
+            _ => self.inner.hand_over(owned, next, ttl).await?,
+        };
+        match (answer, self.fault) {
+            (Release::NotOwned, Fault::HandOverForAll) => {
+                let holder = self.holder(&key, owned.token);
+                self.inner.hand_over(Owned::new(&key, &holder, owned.timeout), next, ttl).await
+            }
+            (answer, _) => Ok(answer),
+        }
+    }
+
     async fn fence(&self, owned: Owned<'_>) -> Result<Fence, StoreError> {
         self.travel().await?;
         let key = self.key(owned.key);
@@ -248,6 +276,9 @@ async fn every_broken_promise_is_noticed_by_its_clause() {
         RenewalWithoutEffect by a_renewal_sets_the_ttl_anew the_keepers_handle_sees_the_same_locks;
         ReleaseForAll by a_release_never_frees_the_lock_of_another;
         ReleaseMixesItsAnswers by a_release_frees_the_lock_once;
+        HandOverForAll by a_hand_over_gives_the_lock_to_the_next_holder_in_one_step;
+        HandOverIsARelease by a_hand_over_gives_the_lock_to_the_next_holder_in_one_step;
+        HandOverKeepsTheTtl by a_hand_over_gives_the_lock_to_the_next_holder_in_one_step;
         FenceForAll by only_the_holder_gets_a_fencing_token fencing_tokens_grow_over_an_expiry;
         FenceRepeats by fencing_tokens_grow_strictly_over_all_holders;
         FenceCountsForEachHolder by fencing_tokens_grow_strictly_over_all_holders;
