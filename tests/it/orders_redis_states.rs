@@ -103,10 +103,8 @@ async fn a_full_redis_takes_no_new_locks_but_keeps_and_frees_those_it_has() {
     let redis = RedisServer::start().await;
     let orders = Orders::on(&redis).ttl("1s").start().await;
     let held: Vec<_> = (0..5).map(|n| orders.start_to_ship(&format!("o{n}"), 2500)).collect();
-    eventually("all to have their fencing tokens", secs(10), async || {
-        redis.keys("*order:*fence*").await.len() == 5
-    })
-    .await;
+    eventually("all to have their fencing tokens", secs(10), async || redis.fencing_counters("o").await == 5)
+        .await;
     redis.config_set("maxmemory", "1000").await;
     orders.ship("42", 0).await.refused(Refusal::StoreUnavailable);
     assert!(store_errors(&orders, "oom").await >= 1.0);

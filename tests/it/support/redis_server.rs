@@ -139,11 +139,16 @@ impl RedisServer {
     /// Waits until somebody is inside with an order: its lock is taken and its first fencing token
     /// minted. For the first holder of that order only.
     pub(crate) async fn until_inside(&self, order: &str) {
-        let counter = format!("*order:{order}*fence*");
         eventually(&format!("order {order} to be worked on"), secs(20), async || {
-            !self.keys(&counter).await.is_empty()
+            self.fencing_counters(order).await > 0
         })
         .await;
+    }
+
+    /// How many fencing counters there are of orders whose id starts with `order`.
+    pub(crate) async fn fencing_counters(&self, order: &str) -> usize {
+        let keys = self.keys(&format!("*order:{order}*")).await;
+        keys.iter().filter(|(key, _left)| key.contains("fence")).count()
     }
 
     /// Waits until a key is gone.
