@@ -108,7 +108,8 @@ def stat(title, description, expr, unit, thresholds, decimals=None, instant=Fals
 
 def lines(title, description, queries, unit, stack=False, bars=False, step=False, fill=0, top=None,
           thresholds=(("green", None),), threshold_style="off", limit=None, links=(), legend="table", total=None):
-    """A time series. `limit` and `total` name the series that are drawn as a red dashed and a plain line."""
+    """A time series. `limit` and `total` name the series that are drawn as a red dashed and a plain line. A table
+    as legend shows three rows at height 9, so panels with more series take a list."""
     defaults = {
         "unit": unit, "min": 0, "color": {"mode": "palette-classic"}, "thresholds": steps(*thresholds),
         "links": list(links),
@@ -337,10 +338,10 @@ def overview():
         (8, lines("Acquisitions by outcome", "Finished acquisitions per second. acquired: the handler ran; "
                   "contended: the wait was used up; queue_full: too many local waiters; error: the store could "
                   "not decide; cancelled: the client went away while waiting.",
-                  [(rate("acquisitions_total", "outcome"), "{{outcome}}")], "reqps", stack=True)),
+                  [(rate("acquisitions_total", "outcome"), "{{outcome}}")], "reqps", stack=True, legend="list")),
         (8, lines("Layer responses by status", "Responses made by the layer instead of the handler, per second. "
                   "409: contended or queue full; 503: store unusable; 400: no key; 500: lock lost.",
-                  [(rate("rejections_total", "status"), "{{status}}")], "reqps", stack=True)),
+                  [(rate("rejections_total", "status"), "{{status}}")], "reqps", stack=True, legend="list")),
         (8, lines("Waiting and held", "Acquisitions under way and locks held right now.",
                   [(f"sum ({metric('waiting')})", "waiting"), (f"sum ({metric('held')})", "held")], "short",
                   fill=10)),
@@ -383,7 +384,7 @@ def overview():
                    (rate("acquisitions_total", more=outcome("acquired")), "all turns")], "ops", fill=10)),
         (8, lines("Wake-ups by cause", "What ended a wait between two attempts. push: told by the store; ttl: "
                   "the holder's time was over; poll: the safety net; local: a turn passed in this process.",
-                  [(rate("wakeups_total", "cause"), "{{cause}}")], "ops", stack=True)),
+                  [(rate("wakeups_total", "cause"), "{{cause}}")], "ops", stack=True, legend="list")),
     )
     grid.row("Lease health")
     grid.line(
@@ -404,7 +405,7 @@ def overview():
                   "deleted: gone before its time; taken_over: another owner; unconfirmed: no renewal was "
                   "confirmed in time; max_hold: held longer than allowed.",
                   [(increase("lost_total", "reason", window=WINDOW), "{{reason}}")], "short", stack=True,
-                  bars=True)),
+                  bars=True, legend="list")),
     )
     grid.line(
         9,
@@ -412,7 +413,7 @@ def overview():
                   "deadline; not_owned: key gone or a stranger's; error: store failed, the key lives on to its "
                   "TTL; skipped: the loss was already known.",
                   [(rate("releases_total", "outcome", 'outcome!="released"'), "{{outcome}}")], "ops",
-                  stack=True)),
+                  stack=True, legend="list")),
         (6, lines("Handlers stopped", "Handlers that were dropped because their lock was lost.",
                   [(increase("handlers_aborted_total", "lock", window=WINDOW), "{{lock}}")], "short", stack=True,
                   bars=True)),
@@ -430,14 +431,14 @@ def overview():
         (8, lines("Store round trip", "Time of one store operation, successful ones.",
                   [(quantile("0.5", duration, more=outcome("ok"), selector=INSTANCE), "all p50"),
                    (quantile("0.99", duration, "operation", outcome("ok"), INSTANCE), "{{operation}} p99")],
-                  "s")),
+                  "s", legend="list")),
         (8, lines("Store operations", "Store operations per second, failed ones included.",
                   [(rate(duration + "_count", "operation", selector=INSTANCE), "{{operation}}")], "ops",
-                  stack=True)),
+                  stack=True, legend="list")),
         (8, lines("Store errors", "Failed store operations per second; only the kinds that occur are drawn.",
                   [(rate("store_errors_total", selector=INSTANCE), "all"),
                    (rate("store_errors_total", "operation, kind", selector=INSTANCE) + " > 0",
-                    "{{operation}} {{kind}}")], "ops", stack=True, bars=True, total="all")),
+                    "{{operation}} {{kind}}")], "ops", stack=True, bars=True, total="all", legend="list")),
     )
     grid.line(
         9,
@@ -446,7 +447,7 @@ def overview():
                   [(f"sum by (state) ({metric('store_connections', INSTANCE)})", "{{state}}"),
                    (f"sum ({metric('store_connections_max', INSTANCE)})", "limit"),
                    (f"sum ({metric('store_pending_operations', INSTANCE)})", "pending")], "short",
-                  limit="limit")),
+                  limit="limit", legend="list")),
         (8, lines("Store reconnects", "Connections established anew.",
                   [(increase("store_reconnects_total", "store, instance", selector=INSTANCE, window=WINDOW),
                     "{{store}} {{instance}}")], "short", stack=True, bars=True)),
@@ -499,7 +500,7 @@ def detail():
     grid.line(
         9,
         (8, lines("Acquire p99 by outcome", "99th percentile of the time to the outcome of an acquisition.",
-                  [(quantile("0.99", "acquire_duration_seconds", "outcome"), "{{outcome}}")], "s")),
+                  [(quantile("0.99", "acquire_duration_seconds", "outcome"), "{{outcome}}")], "s", legend="list")),
         (8, heatmap("Time to get the lock", "Acquisitions per latency bucket, successful ones.",
                     increase("acquire_duration_seconds_bucket", "le", outcome("acquired"), window=WINDOW), "s")),
         (8, heatmap("Hold time", "Locks per hold-time bucket.",
@@ -515,7 +516,7 @@ def detail():
         (8, lines("Held and waiting by instance", "Locks held and acquisitions under way. A held line that never "
                   "comes back to zero without traffic is a leak.",
                   [(f"sum by (instance) ({metric('held')})", "held {{instance}}"),
-                   (f"sum by (instance) ({metric('waiting')})", "waiting {{instance}}")], "short")),
+                   (f"sum by (instance) ({metric('waiting')})", "waiting {{instance}}")], "short", legend="list")),
     )
     grid.row("Queueing")
     grid.line(
@@ -530,7 +531,7 @@ def detail():
         (8, lines("Attempts needed", "Share of acquisitions that needed this many attempts or fewer.",
                   [(ratio(rate("acquire_attempts_bucket", more=f'le=~"{bound}([.]0)?"'),
                           rate("acquire_attempts_count")), f"≤ {bound}") for bound in (1, 2, 4, 8)],
-                  "percentunit", top=1)),
+                  "percentunit", top=1, legend="list")),
     )
     grid.line(
         9,
@@ -542,9 +543,9 @@ def detail():
         (8, lines("Wake-ups per wait", "Wake-ups by cause for each acquisition that found the lock taken. Much "
                   "poll: pushes are missing.",
                   [(f"{rate('wakeups_total', 'cause')} / ignoring (cause) group_left () "
-                    f"({rate('contention_total')} > 0)", "{{cause}}")], "short", stack=True)),
+                    f"({rate('contention_total')} > 0)", "{{cause}}")], "short", stack=True, legend="list")),
         (8, lines("Responses by status", "Responses made by the layer instead of the handler, per second.",
-                  [(rate("rejections_total", "status"), "{{status}}")], "reqps", stack=True)),
+                  [(rate("rejections_total", "status"), "{{status}}")], "reqps", stack=True, legend="list")),
     )
     grid.row("Lease events")
     grid.line(
@@ -552,15 +553,16 @@ def detail():
         (8, lines("Losses and stopped handlers", "Locks lost by reason, and handlers that were dropped for it.",
                   [(increase("lost_total", "reason", window=WINDOW), "{{reason}}"),
                    (increase("handlers_aborted_total", window=WINDOW), "handlers stopped")], "short", stack=True,
-                  bars=True, total="handlers stopped")),
+                  bars=True, total="handlers stopped", legend="list")),
         (8, lines("Failed renewals and releases", "Renewals and releases per second that did not succeed.",
                   [(rate("renewals_total", "outcome", 'outcome!="renewed"'), "renewal {{outcome}}"),
                    (rate("releases_total", "outcome", 'outcome!="released"'), "release {{outcome}}")], "ops",
-                  stack=True, bars=True)),
+                  stack=True, bars=True, legend="list")),
         (8, lines("Bypasses and clean-ups", "Requests that ran without a lock, and tokens of unknown "
                   "acquisitions that were cleaned up, per second.",
                   [(rate("bypassed_total", "reason"), "bypassed {{reason}}"),
-                   (rate("cleanups_total", "outcome"), "clean-up {{outcome}}")], "ops", stack=True, bars=True)),
+                   (rate("cleanups_total", "outcome"), "clean-up {{outcome}}")], "ops", stack=True, bars=True,
+                  legend="list")),
     )
     return dashboard("tower-lock-detail", "Request locks / One lock",
                      "One lock in depth: service level, latency, instances, queueing and lease events.", grid,
