@@ -109,3 +109,7 @@ pub use crate::settings::{
     SettingsError,
 };
 pub use crate::store::{LockStore, MemoryStore, RedisStore};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
