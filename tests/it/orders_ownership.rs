@@ -57,17 +57,15 @@ async fn a_release_that_arrives_after_the_rivals_set_deletes_nothing() {
     assert_eq!(redis.get(&key).await.as_deref(), Some(RIVAL));
 }
 
-// B02
-#[tokio::test]
-async fn a_deleted_lock_is_not_brought_back_to_life() {
-    let redis = RedisServer::start().await;
-    let orders = Orders::on(&redis).ttl("1s").max_wait("0s").notify_on_lost().start().await;
+/// The first holder's lock is deleted; it goes on, and a second one comes.
+async fn check_that_a_deleted_lock_stays_deleted(redis: &RedisServer, url: &str) {
+    let orders = Orders::at(url).ttl("1s").max_wait("0s").notify_on_lost().start().await;
     let key = key_of("42");
     let first = orders.start_to_ship("42", 3000);
     redis.until_inside("42").await;
     tokio::time::sleep(ms(200)).await;
     let () = redis.command(&["DEL", &key]).await;
-    let samples = PttlSamples::of(&redis, &key, ms(20)).await;
+    let samples = PttlSamples::of(redis, &key, ms(20)).await;
     check_lost(&orders, &["deleted"]).await;
     tokio::time::sleep(ms(700)).await;
     let seen = samples.take();
@@ -79,7 +77,22 @@ async fn a_deleted_lock_is_not_brought_back_to_life() {
     assert!(second.fencing_token > first.fencing_token, "{first:?} {second:?}");
     check_lost(&orders, &["deleted"]).await;
     check_settled(&orders, Some(2)).await;
-    check_no_orphans(&redis, secs(1)).await;
+    check_no_orphans(redis, secs(1)).await;
+}
+
+// B02
+#[tokio::test]
+async fn a_deleted_lock_is_not_brought_back_to_life() {
+    let redis = RedisServer::start().await;
+    check_that_a_deleted_lock_stays_deleted(&redis, &redis.url()).await;
+}
+
+// B02
+#[tokio::test]
+async fn a_deleted_lock_that_nobody_watched_is_not_brought_back_to_life_by_its_renewal() {
+    let redis = RedisServer::start().await;
+    let url = redis.url_without_tracking().await;
+    check_that_a_deleted_lock_stays_deleted(&redis, &url).await;
 }
 
 // B03

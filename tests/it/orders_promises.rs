@@ -33,14 +33,25 @@ async fn one_of_ten_simultaneous_requests_ships_and_nine_are_told_to_come_again(
 #[tokio::test]
 async fn two_instances_never_ship_one_order_together_and_fencing_tokens_grow() {
     let redis = RedisServer::start().await;
+    check_two_instances(&redis, &redis.url()).await;
+}
+
+#[tokio::test]
+async fn two_instances_take_turns_where_no_key_can_be_watched() {
+    let redis = RedisServer::start().await;
+    let url = redis.url_without_tracking().await;
+    check_two_instances(&redis, &url).await;
+}
+
+async fn check_two_instances(redis: &RedisServer, url: &str) {
     let names = ["a", "b", "c", "d", "e"];
     let mut samples = Vec::new();
     for name in names {
-        samples.push(PttlSamples::of(&redis, &key_of(name), ms(5)).await);
+        samples.push(PttlSamples::of(redis, &key_of(name), ms(5)).await);
     }
     let monitor = redis.monitor().await;
     let instances =
-        [Orders::on(&redis).max_wait("10s").start().await, Orders::on(&redis).max_wait("10s").start().await];
+        [Orders::at(url).max_wait("10s").start().await, Orders::at(url).max_wait("10s").start().await];
     let request = |n: usize| instances[n % 2].start_to_ship(names[n / 2 % 5], 20);
     let answers = ends((0..200).map(request).collect()).await;
 
@@ -49,7 +60,7 @@ async fn two_instances_never_ship_one_order_together_and_fencing_tokens_grow() {
     let seen: Vec<i64> = samples.iter().flat_map(PttlSamples::take).collect();
     assert!(seen.iter().any(|left| *left > 0), "the keys were seen while they lived");
     assert!(!seen.contains(&-1), "a key without expiry was seen");
-    monitor.catch_up(&redis).await;
+    monitor.catch_up(redis).await;
     for set in names.iter().flat_map(|name| monitor.commands_on("SET", &key_of(name))) {
         let words: Vec<_> = set.words.iter().map(|word| word.to_ascii_uppercase()).collect();
         assert!(words.contains(&"PX".to_owned()), "set without an expiry: {set:?}");

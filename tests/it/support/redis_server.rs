@@ -56,6 +56,14 @@ impl RedisServer {
         format!("redis://{}/", self.addr())
     }
 
+    /// The URL of a user to whom client-side caching is forbidden, as it is behind many proxies: no key
+    /// can be watched.
+    pub(crate) async fn url_without_tracking(&self) -> String {
+        let rules = ["ACL", "SETUSER", "blind", "on", ">secret", "~*", "&*", "+@all", "-client|tracking"];
+        let () = self.command(&rules).await;
+        format!("redis://blind:secret@{}/", self.addr())
+    }
+
     /// Stops it where it stands: connections stay open, nothing is answered.
     pub(crate) async fn pause(&mut self) {
         self.process.pause().await;
