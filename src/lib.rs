@@ -83,6 +83,7 @@ mod rejection;
 mod service;
 mod settings;
 pub mod store;
+mod sync;
 pub mod telemetry;
 
 pub use bb8_redis;

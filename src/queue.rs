@@ -9,13 +9,15 @@
 //! stays for a key that nobody holds or waits for, and a waiter that goes away leaves no gap: what was sent
 //! to it is dropped, and that moves the seat on.
 
+#[cfg(all(test, tower_lock_shuttle))]
+mod interleavings;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::Weak;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::clock::Moment;
@@ -24,6 +26,7 @@ use crate::keeper::{CleanUp, Keeper};
 use crate::key::LockKey;
 use crate::locker::AcquireError;
 use crate::store::OwnerToken;
+use crate::sync::Mutex;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queues(Arc<Mutex<Lines>>);
@@ -389,7 +392,7 @@ impl fmt::Debug for HandedLock {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(tower_lock_shuttle)))]
 mod tests {
     use super::*;
 

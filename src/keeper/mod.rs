@@ -160,6 +160,17 @@ impl Keeper {
         self.shared.add_job(Job::Release { hold, tried, unfinished });
     }
 
+    /// Takes out the clean-ups that are waiting to be run.
+    #[cfg(all(test, tower_lock_shuttle))]
+    pub(crate) fn unclaimed_tokens(&self) -> Vec<crate::store::OwnerToken> {
+        let jobs = std::mem::take(&mut *self.shared.jobs.lock());
+        let token = |job| match job {
+            Job::CleanUp(clean_up) => Some(clean_up.token.clone()),
+            Job::Release { .. } => None,
+        };
+        jobs.into_iter().filter_map(token).collect()
+    }
+
     /// Removes the token of an acquisition or a release whose result is not known.
     pub(crate) fn clean_up(&self, clean_up: CleanUp) {
         self.shared.add_job(Job::CleanUp(clean_up));
