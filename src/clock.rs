@@ -50,6 +50,13 @@ impl Clock {
     }
 }
 
+/// Microseconds since 1970 by the wall clock, which may jump. For numbers that should grow from one run of
+/// the process to the next; never for deadlines.
+pub(crate) fn unix_micros() -> u64 {
+    let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// A point on a [`Clock`], in nanoseconds from an origin that only that clock knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(pub(crate) u64);

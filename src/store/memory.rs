@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::{Acquire, Attempt, Fence, LockStore, Owned, OwnerToken, Release, Renewal, StoreError};
-use crate::clock::{Clock, Moment};
+use crate::clock::{Clock, Moment, unix_micros};
 use crate::key::LockKey;
 
 /// Keeps locks in memory. Clones share them.
@@ -139,9 +139,7 @@ impl LockStore for MemoryStore {
         let mut locks = self.shared.lock();
         match locks.holder(owned.key, self.clock.now()) {
             Some(entry) if entry.token == *owned.token => {
-                let micros = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
-                let micros = u64::try_from(micros).unwrap_or(u64::MAX);
-                locks.last_fence = micros.max(locks.last_fence.saturating_add(1));
+                locks.last_fence = unix_micros().max(locks.last_fence.saturating_add(1));
                 Ok(Fence::Minted(locks.last_fence))
             }
             _ => Ok(Fence::NotOwned),
