@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "the rules of src do not bind its tests")]
 
 mod body;
+mod cancellation;
 mod doubles;
 mod layer;
 mod locker;
@@ -17,3 +18,5 @@ mod orders_release;
 mod orders_renewal;
 mod store_contract;
 mod support;
+mod telemetry;
+mod tidy;
