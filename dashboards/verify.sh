@@ -10,15 +10,26 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
 tools=$here/verify
 work=$(mktemp -d)
-pids=()
 background=()
 failed=0
 began=$SECONDS
 
+# start NAME COMMAND...: in the background; its pid is in $work/NAME.pid until it is stopped.
+start() {
+    local name=$1
+    shift
+    ("$@" >"$work/$name.out" 2>"$work/$name.err" & echo $! >"$work/$name.pid")
+}
+
 clean_up() {
-    pids+=("${background[@]}")
-    [ -e "$work/redis.pid" ] && pids+=("$(cat "$work/redis.pid")")
-    for pid in "${pids[@]}"; do kill -CONT "$pid" 2>/dev/null && kill "$pid" 2>/dev/null || true; done
+    local file pid
+    for pid in "${background[@]}"; do kill "$pid" 2>/dev/null || true; done
+    for file in "$work"/*.pid; do
+        pid=$(cat "$file")
+        kill -CONT "$pid" 2>/dev/null && kill "$pid" 2>/dev/null || continue
+        for _ in $(seq 100); do kill -0 "$pid" 2>/dev/null || continue 2; sleep 0.1; done
+        kill -KILL "$pid" 2>/dev/null || true
+    done
     wait 2>/dev/null || true
     if [ -n "${KEEP:-}" ]; then mkdir -p "$KEEP" && cp -r "$work/." "$KEEP"; fi
     rm -rf "$work"
@@ -100,24 +111,23 @@ install_missing() {
         fc-list 2>/dev/null | grep -q Inter || missing+=(fonts-inter)
     fi
     if [ ${#missing[@]} -gt 0 ]; then
-        apt-get update -qq
         # Debian would start the services at once; here each is started and stopped by hand.
-        printf '#!/bin/sh\nexit 101\n' >"$work/policy-rc.d"
-        [ -e /usr/sbin/policy-rc.d ] || install -m 755 "$work/policy-rc.d" /usr/sbin/policy-rc.d
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
-        cmp -s "$work/policy-rc.d" /usr/sbin/policy-rc.d && rm -f /usr/sbin/policy-rc.d
+        local policy=/usr/sbin/policy-rc.d status=0
+        if [ -e $policy ]; then policy=; else printf '#!/bin/sh\nexit 101\n' >$policy && chmod +x $policy; fi
+        apt-get update -qq &&
+            DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" || status=$?
+        rm -f ${policy:+"$policy"}
+        [ "$status" -eq 0 ] || return "$status"
     fi
-    cmp -s "$tools/package-lock.json" "$tools/node_modules/.installed" || {
-        (cd "$tools" && npm ci --ignore-scripts --no-audit --no-fund) && cp "$tools/package-lock.json" "$tools/node_modules/.installed"
-    }
+    cmp -s "$tools/package-lock.json" "$tools/node_modules/.installed" && return
+    (cd "$tools" && npm ci --ignore-scripts --no-audit --no-fund) &&
+        cp "$tools/package-lock.json" "$tools/node_modules/.installed"
 }
 
 start_orders() { # NAME OPTION...
     local name=$1
     shift
-    "$ORDERS" --listen 127.0.0.1:0 --redis-url "redis://127.0.0.1:$redis_port" --ttl 6s --max-wait 1s "$@" \
-        >"$work/$name.out" 2>"$work/$name.err" &
-    pids+=($!)
+    start "$name" "$ORDERS" --listen 127.0.0.1:0 --redis-url "redis://127.0.0.1:$redis_port" --ttl 6s --max-wait 1s "$@"
     for _ in $(seq 100); do
         url=$(sed -n 's/^listening on //p' "$work/$name.out" 2>/dev/null || true)
         [ -n "$url" ] && return
@@ -139,9 +149,8 @@ scrape_configs:
   - {job_name: orders, static_configs: [{targets: ["${url_a#http://}", "${url_b#http://}"]}]}
   - {job_name: quiet, static_configs: [{targets: ["${url_quiet#http://}"]}]}
 YAML
-    prometheus --config.file="$work/$name.yml" --storage.tsdb.path="$work/$name" --log.level=warn \
-        --web.listen-address="127.0.0.1:$port" >"$work/$name.log" 2>&1 &
-    pids+=($!)
+    start "$name" prometheus --config.file="$work/$name.yml" --storage.tsdb.path="$work/$name" --log.level=warn \
+        --web.listen-address="127.0.0.1:$port"
 }
 
 series() { grep -c '^tower_lock_' "$1"; }
@@ -181,11 +190,10 @@ check "compose stack" node "$tools/compose.mjs" "$root/examples/observability" "
 
 # 2. Cold: three instances that have seen no request.
 read -r redis_port real_port squeezed_port < <(free_ports 3)
-redis-server --port "$redis_port" --bind 127.0.0.1 --save '' --appendonly no --dir "$work" >"$work/redis.log" &
-echo $! >"$work/redis.pid"
+start redis redis-server --port "$redis_port" --bind 127.0.0.1 --save '' --dir "$work"
 for _ in $(seq 50); do redis-cli -p "$redis_port" ping >/dev/null 2>&1 && break; sleep 0.1; done
 start_orders a --on-lost abort --on-store-error reject && url_a=$url
-start_orders b --on-lost notify --on-store-error proceed --max-hold 8s && url_b=$url pid_b=${pids[-1]}
+start_orders b --on-lost notify --on-store-error proceed --max-hold 8s && url_b=$url
 start_orders quiet && url_quiet=$url
 scrape "$url_quiet" "$work/cold.txt"
 check "promtool check metrics, cold" promtool check metrics <"$work/cold.txt"
@@ -210,7 +218,7 @@ for url in "$real" "$squeezed_url"; do wait_for "$url/-/ready"; done
 check "promtool check config" promtool check config "$work/real.yml"
 check "dashboard lint" python3 "$tools/lint.py" "$real" "$work/cold.txt" "${boards[@]}"
 for url in "$real" "$squeezed_url"; do check "three targets are scraped" targets_up "$url" 3; done
-check "load with an incident" python3 "$tools/load.py" incident "$url_a" "$url_b" "$pid_b" "$redis_port" "$work"
+check "load with an incident" python3 "$tools/load.py" incident "$url_a" "$url_b" "$redis_port" "$work"
 
 # 5. What is left of it.
 scrape "$url_a" "$work/warm.txt"

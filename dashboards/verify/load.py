@@ -2,12 +2,12 @@
 """Drives two `orders` instances through a good time and an incident.
 
 usage: load.py keys URL_A URL_B                               10 000 different orders, once each
-       load.py incident URL_A URL_B PID_B REDIS_PORT FOLDER
+       load.py incident URL_A URL_B REDIS_PORT FOLDER
 
-The incident: Redis stands still for twelve seconds; a stranger deletes and overwrites held locks; one handler
+The incident: Redis stands still for ten seconds; a stranger deletes and overwrites held locks; one handler
 holds its lock too long; Redis is killed and comes back empty; one order becomes hot; instance B is killed.
 Instance A stops a handler that lost its lock and refuses without Redis; B only tells, proceeds, and limits holds.
-FOLDER/redis.pid names the running Redis; FOLDER/phases.json gets the time of each phase.
+FOLDER/redis.pid and FOLDER/b.pid name the running processes; FOLDER/phases.json gets the time of each phase.
 """
 import http.client
 import json
@@ -132,18 +132,22 @@ def touch(url, port, work_ms, after, *words):
     redis_command(port, *(word.replace("KEY", f"orders:order:{order}") for word in words))
 
 
+def kill(pid_file):
+    os.kill(int(pid_file.read_text()), signal.SIGKILL)
+    pid_file.unlink()
+
+
 def restart_redis(port, folder, seconds):
     """Killed; comes back without its data."""
-    pid_file = folder / "redis.pid"
-    os.kill(int(pid_file.read_text()), signal.SIGKILL)
+    kill(folder / "redis.pid")
     time.sleep(seconds)
     redis = subprocess.Popen(["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder],
                              stdout=subprocess.DEVNULL)
-    pid_file.write_text(str(redis.pid))
+    (folder / "redis.pid").write_text(str(redis.pid))
 
 
-def incident(url_a, url_b, pid_b, redis_port, folder):
-    pid_b, redis_port, folder = int(pid_b), int(redis_port), pathlib.Path(folder)
+def incident(url_a, url_b, redis_port, folder):
+    redis_port, folder = int(redis_port), pathlib.Path(folder)
     redis_pid = int((folder / "redis.pid").read_text())
     phases = {}
 
@@ -156,7 +160,7 @@ def incident(url_a, url_b, pid_b, redis_port, folder):
     phase("warm-up", 5)
     phase("good", 20)
     os.kill(redis_pid, signal.SIGSTOP)
-    phase("redis stands still", 12)
+    phase("redis stands still", 10)
     os.kill(redis_pid, signal.SIGCONT)
     phase("redis is back", 8)
     threading.Thread(target=Client(url_b).ship, args=("too-long", 10000), daemon=True).start()
@@ -172,7 +176,7 @@ def incident(url_a, url_b, pid_b, redis_port, folder):
     time.sleep(5)
     hot.set()
     phase("one order is hot", 24)
-    os.kill(pid_b, signal.SIGKILL)
+    kill(folder / "b.pid")
     phase("instance B is dead", 8)
     hot.clear()
     phase("good again", 6)

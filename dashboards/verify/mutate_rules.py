@@ -117,8 +117,12 @@ def survives(position, mutant):
                 lines.append(mutant if i == position else text)
         (folder / "rules.yml").write_text("\n".join(lines) + "\n")
         groups = list(dict.fromkeys(g for g, n, _ in RULES if n in wanted))
-        chosen = [(interval, case) for interval, case in CASES if any(n in case for n in wanted)]
-        for interval, case in sorted(chosen, key=lambda c: name not in c[1]):  # the likely ones first
+        # An alert shows in the cases that name it, a recording also in those of the alerts that read it.
+        names = wanted if ":" in name else {name}
+        chosen = [(interval, case) for interval, case in CASES if any(n in case for n in names)]
+        window = re.search(r"long: (\w+)", RULES[position][2])
+        likely = rf'long(: |=\\?"){window[1]}\b' if window else re.escape(name)
+        for interval, case in sorted(chosen, key=lambda c: not re.search(likely, c[1])):
             (folder / "test.yml").write_text("\n".join(
                 ["rule_files: [rules.yml]", interval, f"group_eval_order: [{', '.join(groups)}]", "tests:", case]))
             if subprocess.run(["promtool", "test", "rules", folder / "test.yml"], capture_output=True).returncode:
