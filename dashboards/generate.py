@@ -375,8 +375,8 @@ def overview():
     grid.row("Local queue and wake-ups")
     grid.line(
         9,
-        (8, lines("Queue depth on arrival", "Local requests that already waited for the same key when one more "
-                  "came. High: one hot key. Near zero under much contention: many keys, or other instances.",
+        (8, lines("Queue depth on arrival", "Local requests for the same key that were there before a newcomer. "
+                  "High: one hot key. Near zero under much contention: many keys, or other instances.",
                   [(quantile("0.5", "queue_depth"), "p50"), (quantile("0.99", "queue_depth"), "p99")], "short")),
         (8, lines("Turns handed over", "Turns passed to the next local waiter by one swap of the token, against "
                   "all turns.",
@@ -499,7 +499,8 @@ def detail():
     grid.row("Latency")
     grid.line(
         9,
-        (8, lines("Acquire p99 by outcome", "99th percentile of the time to the outcome of an acquisition.",
+        (8, lines("Acquire p99 by outcome", "99th percentile of the time to the outcome of an acquisition. Waits that "
+                  "end at their limit fall into the bucket above it and read higher than they were.",
                   [(quantile("0.99", "acquire_duration_seconds", "outcome"), "{{outcome}}")], "s", legend="list")),
         (8, heatmap("Time to get the lock", "Acquisitions per latency bucket, successful ones.",
                     increase("acquire_duration_seconds_bucket", "le", outcome("acquired"), window=WINDOW), "s")),
@@ -525,8 +526,8 @@ def detail():
                   "Little's law. Holders near 1 with one hot key: the key is saturated.",
                   [(rate("hold_duration_seconds_sum"), "mean holders"),
                    (rate("acquire_duration_seconds_sum"), "mean waiters")], "short")),
-        (8, heatmap("Queue depth by arrivals", "Arrivals per number of local requests that already waited for "
-                    "the same key. Broad load stays in the lowest bucket, a hot key climbs.",
+        (8, heatmap("Queue depth by arrivals", "Arrivals per number of local requests for the same key that were "
+                    "there before. Broad load stays in the lowest bucket, a hot key climbs.",
                     increase("queue_depth_bucket", "le", window=WINDOW), "short")),
         (8, lines("Attempts needed", "Share of acquisitions that needed this many attempts or fewer.",
                   [(ratio(rate("acquire_attempts_bucket", more=f'le=~"{bound}([.]0)?"'),
@@ -541,7 +542,7 @@ def detail():
                           rate("acquisitions_total", "instance", outcome("acquired"))), "{{instance}}")],
                   "percentunit", top=1)),
         (8, lines("Wake-ups per wait", "Wake-ups by cause for each acquisition that found the lock taken. Much "
-                  "poll: pushes are missing.",
+                  "poll: pushes are missing, or the store fails (pauses after an error count as poll).",
                   [(f"{rate('wakeups_total', 'cause')} / ignoring (cause) group_left () "
                     f"({rate('contention_total')} > 0)", "{{cause}}")], "short", stack=True, legend="list")),
         (8, lines("Responses by status", "Responses made by the layer instead of the handler, per second.",

@@ -64,12 +64,14 @@ for name, kind, text in rows:
     found = {label: set() if label in FREE else values for label, values in scraped.get(name, {}).items()}
     if labels != found:
         problems.append(f"dashboards/README.md gives {name} {labels}, it has {found}")
+front = re.findall(r"^\| `(tower_lock_\w+)` \| (\w+) \|", (root / "README.md").read_text(), re.M)
+same("the table in README.md", {name for name, _ in front}, exposed)
+problems += [f"README.md calls {name} a {kind}" for name, kind in front if kind != kinds.get(name)]
 for path in (root / "README.md", here / "RUNBOOK.md"):
-    if path.exists():
-        # A name with a star, as in tower_lock_store_*, stands for several.
-        mentioned = plain(set(NAME.findall(re.sub(r"tower_lock_\w*\*", "", path.read_text()))))
-        if extra := mentioned - catalogue:
-            problems.append(f"{path.relative_to(root)} names what the product does not expose: {sorted(extra)}")
+    # A name with a star, as in tower_lock_store_*, stands for several.
+    mentioned = plain(set(NAME.findall(re.sub(r"tower_lock_\w*\*", "", path.read_text()))))
+    if extra := mentioned - catalogue:
+        problems.append(f"{path.relative_to(root)} names what the product does not expose: {sorted(extra)}")
 
 # Dashboards: every metric has a panel.
 queries = "\n".join(target["expr"] for path in here.glob("tower-lock-*.json")
