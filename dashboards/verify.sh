@@ -11,6 +11,7 @@ root=$(dirname "$here")
 tools=$here/verify
 work=$(mktemp -d)
 background=()
+running=
 failed=0
 began=$SECONDS
 
@@ -23,7 +24,7 @@ start() {
 
 clean_up() {
     local file pid
-    for pid in "${background[@]}"; do kill "$pid" 2>/dev/null || true; done
+    for pid in "${background[@]}" $running; do kill "$pid" 2>/dev/null || true; done
     for file in "$work"/*.pid; do
         pid=$(cat "$file")
         kill -CONT "$pid" 2>/dev/null && kill "$pid" 2>/dev/null || continue
@@ -41,7 +42,11 @@ trap 'exit 130' INT TERM
 check() {
     local name=$1 start=$SECONDS status=0
     shift
-    "$@" >"$work/log" 2>&1 || status=$?
+    # In the background, so that a signal ends the script at once.
+    "$@" <&0 >"$work/log" 2>&1 &
+    running=$!
+    wait "$running" || status=$?
+    running=
     report "$name" "$status" "$work/log" "$((SECONDS - start)) s"
 }
 
