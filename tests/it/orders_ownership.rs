@@ -1,5 +1,7 @@
 //! Section A of the field reports: whose lock is it, and for how long?
 
+use std::collections::BTreeSet;
+
 use crate::support::eventually::{ms, secs};
 use crate::support::http::HttpClient;
 use crate::support::http::Version;
@@ -155,7 +157,7 @@ async fn processes_started_together_make_tokens_of_their_own() {
             for n in 0..OF_EACH / 10 {
                 let ten = (0..10).map(|m| {
                     let (http, path) = (http.clone(), ship_path(&format!("{name}{n}-{m}"), 0));
-                    Running::start(async move { http.post(&path).await.shipped() })
+                    Running::start(async move { http.post(&path).await })
                 });
                 ends(ten.collect()).await;
             }
@@ -165,9 +167,11 @@ async fn processes_started_together_make_tokens_of_their_own() {
 
     monitor.catch_up(&redis).await;
     let sets = monitor.commands("SET");
-    let tokens: std::collections::BTreeSet<_> = sets.iter().map(|set| &set.words[2]).collect();
-    assert_eq!(sets.len(), 2 * OF_EACH);
-    assert_eq!(tokens.len(), sets.len(), "a token was used twice");
+    // Each request has an order of its own; an attempt that is sent again keeps its token.
+    let keys: BTreeSet<_> = sets.iter().map(|set| &set.words[1]).collect();
+    let tokens: BTreeSet<_> = sets.iter().map(|set| &set.words[2]).collect();
+    assert_eq!(keys.len(), 2 * OF_EACH);
+    assert_eq!(tokens.len(), keys.len(), "a token was used twice");
     for token in tokens {
         let digits = token.chars().filter(char::is_ascii_hexdigit).count();
         assert!(digits >= 32, "less than 128 bits: {token}");
