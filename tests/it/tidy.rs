@@ -91,11 +91,17 @@ fn character(text: &str) -> Option<usize> {
     text[end..].starts_with('\'').then_some(end + 1)
 }
 
-/// The code without what stands behind `#[cfg(test)]`.
+/// Where the next item begins that is compiled for tests only: behind `#[cfg(test)]`, or `#[cfg(all(test, …))]`.
+fn next_test_item(code: &str) -> Option<usize> {
+    let marks = ["#[cfg(test)]", "#[cfg(all(test,"];
+    marks.iter().filter_map(|mark| code.find(mark)).min()
+}
+
+/// The code without what is for tests only.
 fn without_tests(code: &str) -> String {
     let mut out = String::new();
     let mut rest = code;
-    while let Some(at) = rest.find("#[cfg(test)]") {
+    while let Some(at) = next_test_item(rest) {
         out.push_str(&rest[..at]);
         let item = &rest[at..];
         let end = item.find(['{', ';']).unwrap_or(item.len());
@@ -116,6 +122,26 @@ fn without_tests(code: &str) -> String {
     }
     out.push_str(rest);
     out
+}
+
+/// The modules of a file that are for tests only and stand in files of their own, as paths below `src/`.
+fn test_files(source: &Source) -> Vec<String> {
+    let folder = source
+        .path
+        .strip_suffix("mod.rs")
+        .map_or_else(|| format!("{}/", source.path.trim_end_matches(".rs")), str::to_owned);
+    let mut files = Vec::new();
+    let mut rest = &source.text[..];
+    while let Some(at) = next_test_item(rest) {
+        rest = &rest[at + 1..];
+        let item = rest.split_once("]\n").map_or("", |(_, item)| item.trim_start());
+        if let Some((name, _)) = item.strip_prefix("mod ").and_then(|item| item.split_once(';'))
+            && !name.contains(char::is_whitespace)
+        {
+            files.push(format!("{folder}{name}.rs"));
+        }
+    }
+    files
 }
 
 /// Something that may stand in some places only.
@@ -160,7 +186,7 @@ const ONLY_HERE: &[OnlyHere] = &[
     },
     OnlyHere {
         what: "names of metrics",
-        patterns: &["tower_lock_"],
+        patterns: &["\"tower_lock_"],
         places: &["telemetry/names.rs"],
         but_for: &[],
         in_strings: true,
@@ -234,7 +260,8 @@ fn stands_in(line: &str, pattern: &str) -> bool {
         // In `crate::store::redis::Script`, `redis` is a module of ours; in `::redis::cmd` it is the crate.
         let owner = line[..at].strip_suffix("::").and_then(|path| path.chars().next_back());
         let inside_a_path = owner.is_some_and(is_word) && pattern.ends_with("::");
-        !(starts_as_word && before.is_some_and(is_word)) && !inside_a_path
+        let inside_a_word = starts_as_word && before.is_some_and(is_word);
+        !inside_a_word && !inside_a_path
     })
 }
 
@@ -323,6 +350,8 @@ fn sources() -> Vec<Source> {
     let mut sources = Vec::new();
     read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), "", &mut sources);
     assert!(sources.len() > 30, "only {} files below src", sources.len());
+    let for_tests: BTreeSet<_> = sources.iter().flat_map(test_files).collect();
+    sources.retain(|source| !for_tests.contains(&source.path));
     sources
 }
 
@@ -409,6 +438,13 @@ fn comments_strings_tests_and_the_right_places_are_left_alone() {
     check_allowed("guard.rs", "fn f() {}\n#[cfg(test)]\nmod tests {\n fn g() { x.unwrap(); }\n}\n");
     check_allowed("guard.rs", "#[cfg(test)]\nfn g() { x.unwrap() }\nfn f() {}");
     check_refused("guard.rs", "#[cfg(test)]\nfn g() { x.unwrap() }\nfn f() { y.unwrap() }", "unwrap");
+    let two = "#[cfg(all(test, not(odd)))]\nmod tests { fn g() { x.unwrap() } }\n";
+    check_allowed("guard.rs", two);
+    check_refused("guard.rs", &format!("{two}fn f() {{ y.unwrap() }}"), "unwrap");
+    let outside =
+        "#[cfg(all(test, odd))]\n#[path = \"x\"]\nmod inner;\n#[cfg(test)]\nmod interleavings;\nmod real;";
+    assert_eq!(test_files(&Source::new("queue.rs", outside)), ["queue/interleavings.rs"]);
+    assert_eq!(test_files(&Source::new("queue/mod.rs", outside)), ["queue/interleavings.rs"]);
     check_allowed("guard.rs", "self.lock_metrics(); let my_redis = 1; crate::telemetry::metrics::f();");
     check_allowed("layer.rs", "use crate::rejection::Rejection;\nuse http::Request;");
     check_allowed("rejection.rs", "let status = StatusCode::CONFLICT;");

@@ -1,6 +1,6 @@
 //! A store that does what a test tells it, and remembers what it was asked.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
@@ -9,8 +9,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tower_redis_lock::store::{
-    Acquire, Attempt, Fence, LockStore, MemoryStore, Owned, OwnerToken, Release, Renewal, StoreError,
-    StoreErrorKind,
+    Acquire, Attempt, Change, ChangeSink, Fence, Holder, KeyWatch, LockStore, Looking, MemoryStore,
+    OpenedWatch, Owned, OwnerToken, Release, Renewal, StoreError, StoreErrorKind,
 };
 use tower_redis_lock::{Clock, LockKey};
 
@@ -74,6 +74,17 @@ struct Shared {
     always: HashMap<Op, Act>,
     calls: Vec<Call>,
     holders: HashMap<LockKey, OwnerToken>,
+    watch: Watch,
+}
+
+/// The pushes of the store, if it has them.
+#[derive(Debug, Default)]
+struct Watch {
+    supported: bool,
+    refused: bool,
+    opened: usize,
+    sink: Option<ChangeSink>,
+    looked_at: HashSet<LockKey>,
 }
 
 const LIMIT: Duration = secs(1);
@@ -86,6 +97,55 @@ impl ScriptedStore {
 
     pub(crate) fn over(memory: MemoryStore) -> Self {
         Self { memory, shared: Arc::default(), by_keeper: false }
+    }
+
+    /// A store that tells of changes, as long as [`break_watch`](Self::break_watch) is not called.
+    pub(crate) fn with_watch() -> Self {
+        let store = Self::new();
+        store.shared.lock().watch.supported = true;
+        store
+    }
+
+    /// Closes the watch; another one cannot be opened until [`mend_watch`](Self::mend_watch).
+    pub(crate) fn break_watch(&self) {
+        let sink = {
+            let watch = &mut self.shared.lock().watch;
+            watch.refused = true;
+            watch.looked_at.clear();
+            watch.sink.take()
+        };
+        if let Some(sink) = sink {
+            sink.send(Change::Closed);
+        }
+    }
+
+    pub(crate) fn mend_watch(&self) {
+        self.shared.lock().watch.refused = false;
+    }
+
+    /// How often a watch was opened.
+    pub(crate) fn watches(&self) -> usize {
+        self.shared.lock().watch.opened
+    }
+
+    /// Whether somebody is to be told of the next change of a key.
+    pub(crate) fn is_watched(&self, key: &LockKey) -> bool {
+        self.shared.lock().watch.looked_at.contains(key)
+    }
+
+    /// Tells of a change, true or not.
+    pub(crate) fn push(&self, change: Change) {
+        let sink = self.shared.lock().watch.sink.clone();
+        if let Some(sink) = sink {
+            sink.send(change);
+        }
+    }
+
+    fn changed(&self, key: &LockKey) {
+        let told = self.shared.lock().watch.looked_at.remove(key);
+        if told {
+            self.push(Change::Key(key.clone()));
+        }
     }
 
     /// What to do with the next commands of a kind. After them, everything is as before.
@@ -137,7 +197,11 @@ impl ScriptedStore {
     }
 
     pub(crate) fn free_as(&self, key: &LockKey, token: &OwnerToken) -> Release {
-        now(self.memory.release(Owned::new(key, token, LIMIT))).unwrap()
+        let release = now(self.memory.release(Owned::new(key, token, LIMIT))).unwrap();
+        if release == Release::Released {
+            self.changed(key);
+        }
+        release
     }
 
     /// Deletes a key that the locker under test holds.
@@ -264,6 +328,19 @@ impl LockStore for ScriptedStore {
         self.play(act, owned.timeout, || now(self.memory.fence(owned))).await
     }
 
+    async fn open_watch(&self, changes: ChangeSink) -> OpenedWatch {
+        let watch = &mut self.shared.lock().watch;
+        if !watch.supported {
+            return Ok(None);
+        }
+        if watch.refused {
+            return Err(StoreError::new(StoreErrorKind::NoPermission, "as the script says"));
+        }
+        watch.opened += 1;
+        watch.sink = Some(changes);
+        Ok(Some(Arc::new(self.clone())))
+    }
+
     async fn clean_up(&self, owned: Owned<'_>) -> Result<Release, StoreError> {
         let act = self.begin(Op::CleanUp, owned.token, None);
         self.play(act, owned.timeout, || now(self.memory.clean_up(owned))).await
@@ -271,5 +348,30 @@ impl LockStore for ScriptedStore {
 
     fn for_keeper(&self) -> Self {
         Self { by_keeper: true, ..self.clone() }
+    }
+}
+
+impl KeyWatch for ScriptedStore {
+    fn look<'a>(&'a self, owned: Owned<'a>) -> Looking<'a> {
+        Box::pin(async move {
+            let mut shared = self.shared.lock();
+            if shared.watch.refused {
+                return Err(StoreError::new(StoreErrorKind::Connect, "as the script says"));
+            }
+            shared.watch.looked_at.insert(owned.key.clone());
+            drop(shared);
+            // A number is minted for the holder only.
+            if let Ok(Fence::Minted(_)) = now(self.memory.fence(owned)) {
+                return Ok(Holder::Us);
+            }
+            let probe = OwnerToken::random();
+            match now(self.memory.acquire(Attempt::new(owned.key, &probe, LIMIT, LIMIT)))? {
+                Acquire::Acquired => {
+                    now(self.memory.release(Owned::new(owned.key, &probe, LIMIT)))?;
+                    Ok(Holder::Nobody)
+                }
+                _ => Ok(Holder::Other),
+            }
+        })
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
@@ -17,8 +18,8 @@ use tower_layer::Layer;
 use tower_redis_lock::store::StoreErrorKind;
 use tower_redis_lock::telemetry::names::{ACQUISITIONS, BYPASSED, HANDLERS_ABORTED, REJECTIONS};
 use tower_redis_lock::{
-    HeldLock, LockKey, LockLayer, LockedBody, LostReason, OnLost, OnStoreError, Rejection, ReleaseMode,
-    Unguarded,
+    HeldLock, KeyError, LockKey, LockLayer, LockService, LockedBody, LostReason, OnLost, OnStoreError,
+    Rejection, ReleaseMode, Unguarded,
 };
 
 use super::{TestBody, by_path, done, post, request, send};
@@ -105,11 +106,17 @@ async fn requests_that_wait_for_their_lock_hold_no_permit_of_the_inner_service()
 }
 
 /// A service that is ready, or fails to be, when it is told.
-#[derive(Clone)]
 struct Moody {
     gate: Gate,
     broken: Arc<AtomicBool>,
-    readying: Option<Arc<tokio::sync::Mutex<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>>>>,
+    readying: Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>>,
+}
+
+impl Clone for Moody {
+    /// Readiness is not cloned, as in a service that reserves something.
+    fn clone(&self) -> Self {
+        Self { gate: self.gate.clone(), broken: Arc::clone(&self.broken), readying: None }
+    }
 }
 
 impl Service<Request<TestBody>> for Moody {
@@ -122,10 +129,7 @@ impl Service<Request<TestBody>> for Moody {
             return Poll::Ready(Err("never ready"));
         }
         let gate = self.gate.clone();
-        let readying = self.readying.get_or_insert_with(|| {
-            Arc::new(tokio::sync::Mutex::new(Box::pin(async move { gate.pass().await })))
-        });
-        let mut readying = readying.try_lock().expect("polled by one");
+        let readying = self.readying.get_or_insert_with(|| Box::pin(async move { gate.pass().await }));
         readying.as_mut().poll(cx).map(Ok)
     }
 
@@ -135,12 +139,11 @@ impl Service<Request<TestBody>> for Moody {
     }
 }
 
-fn moody(
-    store: &ScriptedStore,
-) -> (Moody, tower_redis_lock::LockService<Moody, fn(&Parts) -> Result<LockKey, tower_redis_lock::KeyError>>)
-{
+type ByPath = fn(&Parts) -> Result<LockKey, KeyError>;
+
+fn moody(store: &ScriptedStore) -> (Moody, LockService<Moody, ByPath>) {
     let inner = Moody { gate: Gate::new(), broken: Arc::default(), readying: None };
-    let extractor: fn(&Parts) -> _ = by_path;
+    let extractor: ByPath = by_path;
     (inner.clone(), LockLayer::new(locker(store.clone(), quick()), extractor).layer(inner))
 }
 

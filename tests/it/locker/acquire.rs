@@ -355,8 +355,8 @@ async fn work_is_not_started_without_the_lock() {
     let store = ScriptedStore::new();
     store.rival_takes(&key("k"));
     let locker = locker(store.clone(), quick());
-    let result = locker.with_lock(&key("k"), |_| async { panic!("must not run") }).await;
-    let error = result.map(|()| ()).unwrap_err();
+    let result: Result<(), _> = locker.with_lock(&key("k"), |_| async { panic!("must not run") }).await;
+    let error = result.unwrap_err();
     assert!(matches!(&error, WithLockError::Acquire(error) if contended(error)), "{error:?}");
     assert!(error.source().is_some());
 }
@@ -385,4 +385,33 @@ async fn work_stops_at_an_await_when_its_lock_is_lost_unless_it_only_wants_to_kn
         .await;
     assert_eq!(told.unwrap(), ("to the end", Some(LostReason::TakenOver)));
     assert_eq!(view.count(Op::Release), 0, "a lost lock is left alone");
+}
+
+// B23
+#[tokio::test(start_paused = true)]
+async fn waiters_of_many_instances_do_not_knock_in_step() {
+    const INSTANCES: usize = 200;
+    let store = ScriptedStore::new();
+    store.rival_takes(&key("k"));
+    let start = Instant::now();
+    let waiters: Vec<_> = (0..INSTANCES)
+        .map(|_| {
+            let locker = locker(store.clone(), waiting(5000));
+            Running::start(async move { locker.acquire(&key("k")).await.map(drop) })
+        })
+        .collect();
+    for waiter in waiters {
+        assert!(contended(&waiter.end().await.unwrap_err()));
+    }
+    // After the first attempts, which come together, and before the last, which end the wait.
+    let knocks: Vec<_> = store.calls(Op::Acquire).iter().map(|call| call.at - start).collect();
+    let between: Vec<_> = knocks.into_iter().filter(|at| *at > ms(0) && *at < secs(5)).collect();
+    let per_waiter = between.len() / INSTANCES;
+    assert!((10..=40).contains(&per_waiter), "{per_waiter} attempts in 5 s of polling");
+    for instant in (0..5000).step_by(10) {
+        let together = between.iter().filter(|at| **at >= ms(instant) && **at < ms(instant + 10)).count();
+        // In the first steps, of 50 and 100 ms, they still have little room.
+        let most = if instant < 200 { INSTANCES / 3 } else { INSTANCES / 10 };
+        assert!(together <= most, "{together} of {INSTANCES} at {instant} ms");
+    }
 }

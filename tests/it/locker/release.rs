@@ -209,7 +209,8 @@ async fn work_that_panics_under_a_lock_releases_it_and_the_panic_travels_on() {
                 }
                 panic!("in the work");
             };
-            locker.with_lock(&key("k"), work).await.map(|()| ())
+            let stopped: Result<(), _> = locker.with_lock(&key("k"), work).await;
+            stopped
         });
         let panic = work.await.unwrap_err().into_panic();
         assert_eq!(panic.downcast_ref(), Some(&"in the work"));
