@@ -9,7 +9,7 @@ use tower_redis_lock::{KeeperMode, LockGuard, LockSettings, Locker};
 use crate::doubles::key;
 use crate::support::eventually::{eventually, ms, secs};
 
-const TTL: Duration = ms(400);
+const TTL: Duration = secs(1);
 
 fn locker(store: &MemoryStore, keeper: KeeperMode) -> Locker {
     let settings = LockSettings::builder().ttl(TTL).max_wait(ms(0)).build().unwrap();
