@@ -1,8 +1,8 @@
-//! Attempt number to delay: growing, bounded, with full jitter. Pure and seedable; somebody else sleeps.
+//! Attempt number to delay: growing, bounded, jittered. Pure and seedable; somebody else sleeps.
 //!
-//! Full jitter (a uniform draw from zero to the grown step) spreads waiters best for the fewest attempts;
-//! see "Exponential Backoff and Jitter", M. Brooker, AWS Architecture Blog, 2015. The draw starts at a
-//! quarter of the step, so that an unlucky waiter does not knock several times in a row.
+//! A uniform draw from the grown step spreads waiters best for the fewest attempts; see "Exponential Backoff
+//! and Jitter", M. Brooker, AWS Architecture Blog, 2015. The draw starts at a quarter of the step, not at
+//! zero, so that an unlucky waiter does not knock several times in a row.
 
 use std::time::Duration;
 

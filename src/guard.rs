@@ -71,7 +71,8 @@ impl LockGuard {
         &self.held
     }
 
-    /// Gives the lock back and waits for the store's answer, at most one `command_timeout`.
+    /// Gives the lock back and waits for the store's answer, at most one `command_timeout` (two, if the store
+    /// refuses to pass it on to a waiter and is asked to release it).
     ///
     /// If somebody still [keeps](HeldLock::keep) the lock, it goes on being held, and the last one to let go
     /// releases it in the background.

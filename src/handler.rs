@@ -24,6 +24,10 @@ where
 {
     pub(crate) fn detachable(handler: F, held: Option<&HeldLock>, on_lost: OnLost) -> Self {
         let kept = held.and_then(HeldLock::keep);
+        if held.is_some() && kept.is_none() && on_lost == OnLost::Abort {
+            // Lost while the service was called: nothing is to go on without its lock.
+            return Self::Attached(handler);
+        }
         Self::Detachable(Detachable(Some(Box::new(Running { handler: Box::pin(handler), kept, on_lost }))))
     }
 }

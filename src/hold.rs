@@ -186,6 +186,14 @@ impl Hold {
         }
     }
 
+    /// The reason for which the lock is lost right now by the clock alone. A renewal that was tried tells an
+    /// unreachable store from a process that stood still.
+    pub(crate) fn overdue(&self) -> Option<LostReason> {
+        let reason = self.lease.overdue()?;
+        let tried = self.renewing.load(Ordering::Acquire) || self.failures.load(Ordering::Relaxed) > 0;
+        Some(if tried { LostReason::Unconfirmed } else { reason })
+    }
+
     /// Marks the lock lost; whoever notices first is counted.
     pub(crate) fn lose(&self, reason: LostReason) {
         if self.lease.lose(reason) {
@@ -198,7 +206,7 @@ impl Hold {
     /// The state by the store's answers and by the clock.
     pub(crate) fn state(&self) -> LeaseState {
         if self.lease.state() == LeaseState::Held
-            && let Some(reason) = self.lease.overdue()
+            && let Some(reason) = self.overdue()
         {
             self.lose(reason);
         }
@@ -294,30 +302,26 @@ impl Hold {
     }
 
     /// Passes the lock on. A store that refuses to is asked to release.
-    async fn hand_over(&self, store: &dyn ErasedStore, next: NextInLine) -> Result<Release, StoreError> {
-        let (token, ttl) = next.claim();
+    async fn hand_over(&self, store: &dyn ErasedStore, mut next: NextInLine) -> Result<Release, StoreError> {
+        let token = next.claim().0.clone();
+        next.sending(&self.keeper, CleanUp { token, ..self.clean_up(Doubt::HandOver) });
         let sent = self.lease.now();
-        match store.hand_over(self.owned(), &token, ttl).await {
+        let (token, ttl) = next.claim();
+        let result = match store.hand_over(self.owned(), token, ttl).await {
             Ok(Release::Released) => {
                 self.metrics.handed_over();
-                let if_unclaimed = CleanUp { token, ..self.clean_up(Doubt::Release) };
-                next.handed_over(sent, &self.keeper, if_unclaimed);
-                Ok(Release::Released)
+                next.handed_over(sent);
+                return Ok(Release::Released);
             }
-            Err(error) if !error.is_unresolved() => {
-                let result = store.release(self.owned()).await;
-                next.refused();
-                result
-            }
-            Ok(release) => {
-                next.refused();
-                Ok(release)
-            }
-            Err(error) => {
+            Err(error) if error.is_unresolved() => {
                 drop(next);
-                Err(error)
+                return Err(error);
             }
-        }
+            Err(_) => store.release(self.owned()).await,
+            not_ours => not_ours,
+        };
+        next.refused();
+        result
     }
 
     fn clean_up(&self, doubt: Doubt) -> CleanUp {

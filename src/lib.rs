@@ -12,7 +12,7 @@
 //!     "shipped"
 //! }
 //!
-//! // In production: RedisStore::connect("redis://127.0.0.1/").await?
+//! // In production: RedisStore::new("redis://127.0.0.1/")?
 //! let locker = Locker::builder(MemoryStore::new()).prefix("orders:").name("orders").build()?;
 //! let per_order = PathTemplate::new("order:{id}")?.route("/orders/{id}/ship")?;
 //! let app: Router = Router::new()

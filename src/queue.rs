@@ -66,9 +66,9 @@ struct Waiter {
 /// What a waiter is told when its turn has come.
 #[derive(Debug)]
 pub(crate) enum Promotion {
-    /// It has the seat and has to compete for the lock. `unresolved`: a swap to its token was sent and not
-    /// answered, so it may hold the lock already.
-    Compete { seat: Seat, unresolved: bool },
+    /// It has the seat and has to compete for the lock. With `in_doubt`, a swap to its token was sent and not
+    /// answered, so it may hold the lock already, or come to.
+    Compete { seat: Seat, in_doubt: Option<Unclaimed> },
     /// It has the lock.
     HandedOver(HandedLock),
 }
@@ -292,7 +292,7 @@ impl Seat {
             Some(waiter) => {
                 parts.run = Some(Run { turns: run.turns + 1, ..run });
                 let Waiter { token, ttl, promote } = waiter;
-                Ok(NextInLine { token, ttl, promote: Some(promote), seat: Some(self) })
+                Ok(NextInLine { token, ttl, unclaimed: None, to: Some((promote, self)) })
             }
             None => Err(self),
         }
@@ -307,7 +307,7 @@ impl Drop for Seat {
         loop {
             let Some(waiter) = parts.queues.take_next(&parts.key) else { return };
             seat.0 = Some(parts);
-            match waiter.promote.send(Promotion::Compete { seat, unresolved: false }) {
+            match waiter.promote.send(Promotion::Compete { seat, in_doubt: None }) {
                 Err(Promotion::Compete { seat: mut returned, .. }) => {
                     let Some(returned_parts) = returned.0.take() else { return };
                     parts = returned_parts;
@@ -325,70 +325,92 @@ impl Drop for Seat {
 pub(crate) struct NextInLine {
     token: OwnerToken,
     ttl: Duration,
-    promote: Option<oneshot::Sender<Promotion>>,
-    seat: Option<Seat>,
+    unclaimed: Option<Unclaimed>,
+    to: Option<(oneshot::Sender<Promotion>, Seat)>,
 }
 
 impl NextInLine {
     /// The token to be swapped in, and its ttl.
-    pub(crate) fn claim(&self) -> (OwnerToken, Duration) {
-        (self.token.clone(), self.ttl)
+    pub(crate) fn claim(&self) -> (&OwnerToken, Duration) {
+        (&self.token, self.ttl)
+    }
+
+    /// The swap is going to be sent. From now on the token is cleaned up if the waiter is gone.
+    pub(crate) fn sending(&mut self, keeper: &Keeper, clean_up: CleanUp) {
+        self.unclaimed = Some(Unclaimed(Some((keeper.clone(), clean_up))));
     }
 
     /// The store has swapped the tokens.
-    pub(crate) fn handed_over(mut self, sent: Moment, keeper: &Keeper, if_unclaimed: CleanUp) {
-        if let (Some(promote), Some(seat)) = (self.promote.take(), self.seat.take()) {
-            let if_unclaimed = Some((keeper.clone(), if_unclaimed));
-            let lock = HandedLock { seat: Some(seat), sent, if_unclaimed };
+    pub(crate) fn handed_over(mut self, sent: Moment) {
+        let unclaimed = self.unclaimed.take();
+        if let Some((promote, seat)) = self.to.take() {
             // If the waiter is gone, dropping what comes back does the rest.
-            drop(promote.send(Promotion::HandedOver(lock)));
+            drop(promote.send(Promotion::HandedOver(HandedLock { unclaimed, seat, sent })));
         }
     }
 
     /// The store has not swapped the tokens.
     pub(crate) fn refused(mut self) {
-        self.promote(false);
+        if let Some(unclaimed) = self.unclaimed.take() {
+            unclaimed.claim();
+        }
+        self.promote();
     }
 
-    fn promote(&mut self, unresolved: bool) {
-        if let (Some(promote), Some(seat)) = (self.promote.take(), self.seat.take()) {
-            drop(promote.send(Promotion::Compete { seat, unresolved }));
+    fn promote(&mut self) {
+        let in_doubt = self.unclaimed.take();
+        if let Some((promote, seat)) = self.to.take() {
+            drop(promote.send(Promotion::Compete { seat, in_doubt }));
         }
     }
 }
 
 impl Drop for NextInLine {
     fn drop(&mut self) {
-        self.promote(true);
+        self.promote();
     }
 }
 
-/// A lock on its way to its next holder. Dropped, it is cleaned up.
-pub(crate) struct HandedLock {
-    seat: Option<Seat>,
-    sent: Moment,
-    if_unclaimed: Option<(Keeper, CleanUp)>,
-}
+/// A token that was swapped in, or may have been, for a waiter. Dropped unclaimed, it is cleaned up.
+pub(crate) struct Unclaimed(Option<(Keeper, CleanUp)>);
 
-impl HandedLock {
-    /// The seat, and when the command was sent that swapped the tokens.
-    pub(crate) fn accept(mut self) -> (Option<Seat>, Moment) {
-        self.if_unclaimed = None;
-        (self.seat.take(), self.sent)
+impl Unclaimed {
+    /// The waiter sees to its token itself.
+    pub(crate) fn claim(mut self) {
+        self.0 = None;
     }
 }
 
-impl Drop for HandedLock {
+impl Drop for Unclaimed {
     fn drop(&mut self) {
-        if let Some((keeper, clean_up)) = self.if_unclaimed.take() {
+        if let Some((keeper, clean_up)) = self.0.take() {
             keeper.clean_up(clean_up);
         }
     }
 }
 
-impl fmt::Debug for HandedLock {
+impl fmt::Debug for Unclaimed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HandedLock").field("sent", &self.sent).finish_non_exhaustive()
+        f.write_str("Unclaimed")
+    }
+}
+
+/// A lock on its way to its next holder.
+#[derive(Debug)]
+pub(crate) struct HandedLock {
+    // Dropped in this order: the next one competes when the clean-up is under way.
+    unclaimed: Option<Unclaimed>,
+    seat: Seat,
+    sent: Moment,
+}
+
+impl HandedLock {
+    /// The seat, and when the command was sent that swapped the tokens.
+    pub(crate) fn accept(self) -> (Seat, Moment) {
+        if let Some(unclaimed) = self.unclaimed {
+            unclaimed.claim();
+        }
+        (self.seat, self.sent)
     }
 }
 
@@ -437,7 +459,7 @@ mod tests {
             }
             assert!(matches!(
                 is_promoted(&mut waiters[index]),
-                Some(Promotion::Compete { unresolved: false, .. })
+                Some(Promotion::Compete { in_doubt: None, .. })
             ));
         }
         drop(waiters);
@@ -480,7 +502,7 @@ mod tests {
         let _waiters: Vec<_> = (0..3).map(|_| behind(&queues, "a")).collect();
         for _ in 0..2 {
             let mut next = seat.next(Moment(0), limit).expect("somebody waits");
-            seat = next.seat.take().expect("the seat comes along");
+            seat = next.to.take().expect("the seat comes along").1;
         }
         let seat = seat.next(Moment(0), limit).expect_err("the run is over");
         assert!(seat.makes_room());
@@ -494,19 +516,8 @@ mod tests {
         let seat = front(&queues, "a");
         let _waiters: Vec<_> = (0..2).map(|_| behind(&queues, "a")).collect();
         let mut next = seat.next(Moment(0), limit).expect("somebody waits");
-        let seat = next.seat.take().expect("the seat comes along");
+        let seat = next.to.take().expect("the seat comes along").1;
         assert!(seat.next(Moment(0) + TTL, limit).is_err());
-    }
-
-    #[test]
-    fn a_swap_without_an_answer_leaves_the_question_to_the_waiter() {
-        let queues = Queues::default();
-        let limit = RunLimit { turns: 9, span: TTL };
-        let seat = front(&queues, "a");
-        let mut waiting = behind(&queues, "a");
-        drop(seat.next(Moment(0), limit).expect("somebody waits"));
-        assert!(matches!(is_promoted(&mut waiting), Some(Promotion::Compete { unresolved: true, .. })));
-        assert!(queues.is_empty());
     }
 
     #[test]

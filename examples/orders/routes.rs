@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use axum::extract::{Path, Query};
-use axum::http::StatusCode;
+use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use http_body_util::StreamBody;
@@ -13,7 +13,9 @@ use serde::{Deserialize, Serialize};
 use tower_redis_lock::telemetry::prometheus::{
     MetricsService, metrics_exporter_prometheus::PrometheusHandle,
 };
-use tower_redis_lock::{FencingError, HeldLock, LockLayer, Locker, PathTemplate, TemplateError};
+use tower_redis_lock::{
+    FencingError, HeldLock, LockLayer, Locker, LostReason, PathTemplate, Rejection, TemplateError,
+};
 
 pub(crate) fn router(locker: Locker, metrics: PrometheusHandle) -> Result<Router, TemplateError> {
     let per_order =
@@ -50,13 +52,10 @@ async fn ship(
     Path(order): Path<String>,
     Query(work): Query<Work>,
     held: Option<Extension<HeldLock>>,
-) -> Result<Json<Shipment>, StatusCode> {
+) -> Result<Json<Shipment>, Response> {
     let started_at_us = now_us();
     let fencing_token = match held {
-        Some(Extension(held)) => Some(held.fencing_token().await.map_err(|error| match error {
-            FencingError::Lost => StatusCode::INTERNAL_SERVER_ERROR,
-            _ => StatusCode::SERVICE_UNAVAILABLE,
-        })?),
+        Some(Extension(held)) => Some(held.fencing_token().await.map_err(|error| refusal(&held, &error))?),
         None => None,
     };
     tokio::time::sleep(Duration::from_millis(work.work_ms)).await;
@@ -65,6 +64,15 @@ async fn ship(
     }
     let instance = std::process::id();
     Ok(Json(Shipment { order, fencing_token, instance, started_at_us, finished_at_us: now_us() }))
+}
+
+/// Answers as the layer would have, had it known.
+fn refusal(held: &HeldLock, error: &FencingError) -> Response {
+    let rejection = match error {
+        FencingError::Store(error) => Rejection::StoreUnavailable { kind: error.kind() },
+        _ => Rejection::LockLost(held.lost_reason().unwrap_or(LostReason::TakenOver)),
+    };
+    rejection.to_response().map(Body::from)
 }
 
 #[derive(Deserialize)]

@@ -53,6 +53,8 @@ impl Job {
 pub(crate) enum Doubt {
     /// A `SET` of the token may still be under way.
     Acquire,
+    /// A swap to the token may have been carried out, or may still be.
+    HandOver,
     /// The token was in the store and may be gone.
     Release,
 }
@@ -70,17 +72,18 @@ pub(crate) struct CleanUp {
 
 impl CleanUp {
     /// After an acquisition: first on the connections that may still carry the token's `SET`, which keep the
-    /// order. If that is not to be had, or after a release: on a connection of our own, again and again until
-    /// the store answers or the ttl has passed.
+    /// order. If that is not to be had, or not enough: on a connection of our own, again and again until the
+    /// store answers or the ttl has passed.
     async fn run(&self, ends: &StoreEnds) {
         let owned = Owned { key: &self.key, token: &self.token, timeout: self.settings.command_timeout() };
         let in_order = match self.doubt {
-            Doubt::Acquire => ends.application.clean_up(owned).await.ok(),
-            Doubt::Release => None,
+            Doubt::Acquire | Doubt::HandOver => ends.application.clean_up(owned).await,
+            Doubt::Release => Ok(Release::Missing),
         };
         let result = match in_order {
-            Some(release) => Ok(release),
-            None => self.until_sure(&*ends.own, owned).await,
+            Ok(Release::Released) => in_order,
+            Ok(_) if self.doubt == Doubt::Acquire => in_order,
+            _ => self.until_sure(&*ends.own, owned).await,
         };
         self.metrics.cleaned_up(match result {
             Ok(Release::Released) => CleanupOutcome::Removed,
@@ -95,12 +98,12 @@ impl CleanUp {
         });
     }
 
-    /// A `SET` that is still under way may arrive after the first answer, so that one is asked for again
+    /// What is still under way may arrive after the first answer, so that one is asked for again
     /// after a command time-out.
     async fn until_sure(&self, own: &dyn ErasedStore, owned: Owned<'_>) -> Result<Release, StoreError> {
         let mut backoff = Backoff::new(FIRST_RETRY, LAST_RETRY, self.token.seed());
         let mut waited = Duration::ZERO;
-        let mut may_still_arrive = self.doubt == Doubt::Acquire;
+        let mut may_still_arrive = self.doubt != Doubt::Release;
         loop {
             let pause = match own.release(owned).await {
                 Ok(release) if release == Release::Released || !may_still_arrive => return Ok(release),

@@ -274,7 +274,7 @@ impl Shared {
         if hold.lease().state() != LeaseState::Held {
             return;
         }
-        if let Some(reason) = hold.lease().overdue() {
+        if let Some(reason) = hold.overdue() {
             return hold.lose(reason);
         }
         if hold.max_hold_end().is_some_and(|end| now >= end) {

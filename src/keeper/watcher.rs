@@ -19,10 +19,12 @@ use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::key::LockKey;
 use crate::lease::LeaseState;
-use crate::store::{Change, ChangeSink, Holder, KeyWatch, OpenedWatch, Owned, StoreError};
+use crate::store::{Change, ChangeSink, Holder, KeyWatch, OpenedWatch, Owned, StoreError, StoreErrorKind};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
+/// After a refusal, as by access rules or an old server: somebody has to change something first.
+const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 const MIN_SWEEP: usize = 256;
 
 /// Changes that were told and not looked at yet, each with the number of the watch that told it.
@@ -215,11 +217,13 @@ impl Watcher {
         if !std::mem::replace(&mut self.complained, true) {
             tracing::warn!(%error, "changes cannot be watched: the lock store is asked at intervals");
         }
-        self.close(now, shared);
+        let refused = !error.kind().is_transient() || error.kind() == StoreErrorKind::Server;
+        let pause = if refused { REFUSED_PAUSE } else { self.backoff.next_delay() };
+        self.close(now + pause, shared);
     }
 
-    fn close(&mut self, now: Moment, shared: &Shared) {
-        self.state = State::Closed { retry_at: now + self.backoff.next_delay() };
+    fn close(&mut self, retry_at: Moment, shared: &Shared) {
+        self.state = State::Closed { retry_at };
         shared.store_metrics.watch_is_up(false);
         self.disarm_waiting();
     }
@@ -246,7 +250,8 @@ impl Watcher {
             },
             Change::All => self.look_at_all(tasks),
             Change::Closed if number == self.number && matches!(self.state, State::Open(_)) => {
-                self.close(now, shared);
+                let pause = self.backoff.next_delay();
+                self.close(now + pause, shared);
             }
             Change::Closed => {}
         }

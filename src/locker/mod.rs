@@ -119,8 +119,9 @@ impl Locker {
     ///
     /// # Errors
     ///
-    /// [`AcquireError::Contended`] if somebody else holds it all the time, [`AcquireError::Store`] if the
-    /// last attempt got no answer from the store, [`AcquireError::ShuttingDown`] after
+    /// [`AcquireError::Contended`] if somebody else holds it all the time, [`AcquireError::QueueFull`] if too
+    /// many of this process wait for it already, [`AcquireError::Store`] if the last attempt got no answer
+    /// from the store, [`AcquireError::ShuttingDown`] after
     /// [`shutdown`](Self::shutdown) has begun.
     ///
     /// # Cancel safety
@@ -274,15 +275,17 @@ impl Locker {
         match promotion {
             Promotion::HandedOver(lock) => {
                 let (seat, sent) = lock.accept();
-                pending.unresolved = true;
                 if pending.is_in_time(sent) {
-                    pending.unresolved = false;
-                    return Ok(Won { sent, seat });
+                    return Ok(Won { sent, seat: Some(seat) });
                 }
-                self.compete(pending, seat, limits).await
+                pending.swap_in_doubt = true;
+                self.compete(pending, Some(seat), limits).await
             }
-            Promotion::Compete { seat, unresolved } => {
-                pending.unresolved |= unresolved;
+            Promotion::Compete { seat, in_doubt } => {
+                if let Some(in_doubt) = in_doubt {
+                    pending.swap_in_doubt = true;
+                    in_doubt.claim();
+                }
                 if seat.makes_room() {
                     sleep(MAKE_ROOM.min(limits.give_up.since(core.clock.now()))).await;
                 }

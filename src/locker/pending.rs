@@ -19,7 +19,9 @@ pub(super) struct Pending<'a> {
     pub(super) token: OwnerToken,
     pub(super) acquisition: Acquisition,
     /// An attempt is on the wire, or an earlier one has no known result.
-    pub(super) unresolved: bool,
+    unresolved: bool,
+    /// A swap to our token may have been carried out, or may still be; until we are told that we hold the lock.
+    pub(super) swap_in_doubt: bool,
     _unfinished: Unfinished,
 }
 
@@ -30,6 +32,7 @@ impl<'a> Pending<'a> {
             token: OwnerToken::random(),
             acquisition: locker.metrics.acquisition_started(&locker.settings),
             unresolved: false,
+            swap_in_doubt: false,
             _unfinished: locker.core.keeper.outstanding().begin(),
             locker,
         }
@@ -56,7 +59,7 @@ impl<'a> Pending<'a> {
             key: &self.key,
             token: &self.token,
             ttl: settings.ttl(),
-            number: self.acquisition.attempts().max(1 + u32::from(earlier)),
+            number: self.acquisition.attempts().max(1 + u32::from(earlier || self.swap_in_doubt)),
             timeout: settings.command_timeout(),
         };
         let result = core.store.acquire(attempt).await;
@@ -64,6 +67,7 @@ impl<'a> Pending<'a> {
             Ok(Acquire::Acquired) => {
                 self.unresolved = earlier;
                 if self.is_in_time(sent) {
+                    self.swap_in_doubt = false;
                     return Ok(sent);
                 }
                 // Granted, but so long ago that it may have expired: ask again with the same token.
@@ -129,10 +133,11 @@ impl<'a> Pending<'a> {
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
-        if self.unresolved {
+        let doubt = if self.swap_in_doubt { Doubt::HandOver } else { Doubt::Acquire };
+        if self.unresolved || self.swap_in_doubt {
             let Locker { core, settings, metrics } = self.locker;
             core.keeper.clean_up(CleanUp {
-                doubt: Doubt::Acquire,
+                doubt,
                 key: self.key.clone(),
                 token: self.token.clone(),
                 settings: Arc::clone(settings),

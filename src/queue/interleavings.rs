@@ -99,11 +99,14 @@ impl Model {
                 match block_on(waiting.promoted()) {
                     // Goes away with its promotion in its hands.
                     _ if thread_rng().gen_bool(0.2) => return,
-                    Promotion::Compete { seat, .. } => {
+                    Promotion::Compete { seat, in_doubt } => {
+                        if let Some(in_doubt) = in_doubt {
+                            in_doubt.claim();
+                        }
                         self.compete(&token);
                         seat
                     }
-                    Promotion::HandedOver(lock) => lock.accept().0.expect("the seat comes along"),
+                    Promotion::HandedOver(lock) => lock.accept().0,
                 }
             }
         };
@@ -119,15 +122,19 @@ impl Model {
 
     fn give_up_the_lock(&self, token: &OwnerToken, seat: Seat) {
         match seat.next(Moment(0), RUN) {
-            Ok(next) => {
-                let (next_token, _) = next.claim();
+            Ok(mut next) => {
+                let next_token = next.claim().0.clone();
+                next.sending(&self.keeper, self.clean_up(next_token.clone()));
                 let swapped = thread_rng().gen_bool(0.7);
                 let mut store = self.store.lock().expect("not poisoned");
                 assert_eq!(store.as_ref(), Some(token));
                 *store = swapped.then(|| next_token.clone());
                 drop(store);
-                if swapped {
-                    next.handed_over(Moment(0), &self.keeper, self.clean_up(next_token));
+                if thread_rng().gen_bool(0.3) {
+                    // The store's answer is lost.
+                    drop(next);
+                } else if swapped {
+                    next.handed_over(Moment(0));
                 } else {
                     next.refused();
                 }

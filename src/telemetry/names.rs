@@ -40,7 +40,7 @@ pub const WATCH_UP: &str = "tower_lock_watch_up";
 pub const LEASE_TTL: &str = "tower_lock_lease_ttl_seconds";
 /// Gauge {lock}: the `max_wait` that is set.
 pub const ACQUIRE_TIMEOUT: &str = "tower_lock_acquire_timeout_seconds";
-/// Histogram {lock}: requests of this process that already waited for the same key on arrival.
+/// Histogram {lock}: requests of this process that were at the same key already, holding or waiting.
 pub const QUEUE_DEPTH: &str = "tower_lock_queue_depth";
 /// Counter {lock}: turns passed to a waiter of this process by swapping the token.
 pub const HANDOVERS: &str = "tower_lock_handovers_total";

@@ -55,7 +55,10 @@ fn describe() {
     describe_gauge!(WATCH_UP, "1 while changes are pushed, 0 while the store is asked at intervals.");
     describe_gauge!(LEASE_TTL, Unit::Seconds, "Configured ttl of the lock.");
     describe_gauge!(ACQUIRE_TIMEOUT, Unit::Seconds, "Configured longest wait for the lock.");
-    describe_histogram!(QUEUE_DEPTH, "Requests that already waited for the same key on arrival.");
+    describe_histogram!(
+        QUEUE_DEPTH,
+        "Requests of this process that were at the same key already, holding or waiting."
+    );
     describe_counter!(HANDOVERS, "Turns passed to a waiter of this process by swapping the token.");
     describe_counter!(WAKEUPS, "Waits between attempts that ended, by cause.");
     describe_counter!(CLEANUPS, "Clean-ups of tokens whose acquisition or release had no known result.");

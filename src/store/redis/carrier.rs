@@ -52,7 +52,11 @@ impl Carriers {
 impl Carrier {
     async fn clean_up(self, owned: Owned<'_>) -> Result<Release, StoreError> {
         let Self::Link(link) = self else {
-            return Err(StoreError::new(StoreErrorKind::Connect, "the connection was cut").never_sent());
+            return Err(StoreError::new(
+                StoreErrorKind::Connect,
+                "what was sent can no longer be overtaken safely",
+            )
+            .never_sent());
         };
         match timeout(owned.timeout, release_on(&mut link.connection(), owned)).await {
             Ok(Ok(reply)) => decode_release(reply),

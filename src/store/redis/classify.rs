@@ -51,8 +51,12 @@ fn kind_of_code(code: &str) -> Option<StoreErrorKind> {
     })
 }
 
-/// Before Redis 7, an error inside a script arrives as `ERR Error running script …: -CODE …`.
+/// Before Redis 7, an error inside a script arrives as `ERR Error running script …: -CODE …`; a missing
+/// permission inside a script does so in Redis 7 too, in words.
 fn kind_in_text(error: &RedisError) -> StoreErrorKind {
+    if mentions(error, &["can't run this command", "can't access at least one"]) {
+        return StoreErrorKind::NoPermission;
+    }
     let words = error.detail().unwrap_or_default().split(|c: char| !c.is_ascii_uppercase());
     words.filter(|word| word.len() > 2).find_map(kind_of_code).unwrap_or(StoreErrorKind::Server)
 }
@@ -92,6 +96,10 @@ mod tests {
         check(
             "ERR Error running script (call to f_1): @user_script:2: -OOM command",
             StoreErrorKind::OutOfMemory,
+        );
+        check(
+            "ERR The user executing the script can't run this command or subcommand",
+            StoreErrorKind::NoPermission,
         );
         check("ERR unknown command", StoreErrorKind::Server);
     }

@@ -7,14 +7,15 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bb8_redis::{RedisConnectionManager, bb8};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisError, RedisResult};
-use tokio::sync::OnceCell;
+use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::classify;
@@ -22,6 +23,8 @@ use crate::store::{StoreError, StoreErrorKind};
 
 /// Two shared connections saturate two cores; more would cost the server more than they bring.
 const CONNECTIONS: u32 = 2;
+/// Time limit of opening a connection, however little time its first command has.
+const OPEN_LIMIT: Duration = Duration::from_secs(5);
 /// Commands that may queue on one connection before senders wait.
 const PIPELINE: usize = 1024;
 
@@ -34,9 +37,19 @@ pub(super) enum Dial {
 
 impl Dial {
     async fn open(&self) -> Result<Link, StoreError> {
-        let connection = match self {
+        let opening = timeout(OPEN_LIMIT, self.connect()).await;
+        let connection = opening.map_err(|_| {
+            StoreError::new(StoreErrorKind::Timeout, format!("no connection within {OPEN_LIMIT:?}"))
+                .never_sent()
+        })?;
+        let connection = connection.map_err(|error| classify::store_error(&error).never_sent())?;
+        Ok(Link { connection, broken: Arc::default() })
+    }
+
+    async fn connect(&self) -> RedisResult<MultiplexedConnection> {
+        match self {
             Self::Client(client) => {
-                // Every command has a time limit of its own, which covers connecting too.
+                // Opening a connection and every command have time limits of their own.
                 let config = AsyncConnectionConfig::new()
                     .set_connection_timeout(None)
                     .set_response_timeout(None)
@@ -47,9 +60,7 @@ impl Dial {
                 connection.set_response_timeout(Duration::MAX);
                 connection
             }),
-        };
-        let connection = connection.map_err(|error| classify::store_error(&error).never_sent())?;
-        Ok(Link { connection, broken: Arc::default() })
+        }
     }
 }
 
@@ -80,7 +91,44 @@ impl fmt::Debug for Link {
     }
 }
 
-type Slot = Arc<OnceCell<Link>>;
+/// A place for one connection.
+#[derive(Clone, Default)]
+struct Slot(Arc<SlotParts>);
+
+#[derive(Default)]
+struct SlotParts {
+    link: OnceLock<Link>,
+    /// Whoever needs the connection first drives this on. It stays when a caller runs out of time, so that
+    /// a connection which takes longer to open than a command may take is opened all the same.
+    opening: Mutex<Option<Opening>>,
+}
+
+type Opening = Pin<Box<dyn Future<Output = Result<Link, StoreError>> + Send>>;
+
+impl Slot {
+    fn open_link(&self) -> Option<&Link> {
+        self.0.link.get()
+    }
+
+    fn is_broken(&self) -> bool {
+        self.open_link().is_some_and(Link::is_broken)
+    }
+
+    /// Cancel safe: the next call goes on where this one was dropped.
+    async fn link(&self, dial: &Dial) -> Result<Link, StoreError> {
+        if let Some(link) = self.open_link() {
+            return Ok(link.clone());
+        }
+        let mut opening = self.0.opening.lock().await;
+        if let Some(link) = self.open_link() {
+            return Ok(link.clone());
+        }
+        let dial = dial.clone();
+        let result = opening.get_or_insert_with(|| Box::pin(async move { dial.open().await })).await;
+        *opening = None;
+        result.map(|link| self.0.link.get_or_init(|| link).clone())
+    }
+}
 
 struct Slots;
 
@@ -97,7 +145,7 @@ impl bb8::ManageConnection for Slots {
     }
 
     fn has_broken(&self, slot: &mut Slot) -> bool {
-        slot.get().is_some_and(Link::is_broken)
+        slot.is_broken()
     }
 }
 
@@ -138,8 +186,8 @@ impl Connections {
             let slot = self.slots.get().await.map_err(|_| {
                 StoreError::new(StoreErrorKind::Timeout, "no connection came free").never_sent()
             })?;
-            if !slot.get().is_some_and(Link::is_broken) {
-                return Ok(Slot::clone(&slot));
+            if !slot.is_broken() {
+                return Ok(slot.clone());
             }
         }
     }
@@ -160,8 +208,8 @@ impl Connections {
             loop {
                 in_use = None;
                 let slot = self.slot().await?;
-                let was_open = slot.initialized();
-                let link = slot.get_or_try_init(|| self.dial.open()).await?.clone();
+                let was_open = slot.open_link().is_some();
+                let link = slot.link(&self.dial).await?;
                 in_use = Some(link.clone());
                 let error = match command(link.clone()).await {
                     Ok(reply) => return Ok(reply),

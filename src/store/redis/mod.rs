@@ -107,7 +107,7 @@ impl RedisStore {
         Ok(store)
     }
 
-    /// Takes, renews, fences and releases a lock of its own whose key starts with `prefix`.
+    /// Takes, contends for, renews, fences and releases a lock of its own whose key starts with `prefix`.
     ///
     /// # Errors
     ///
@@ -127,6 +127,8 @@ impl RedisStore {
         let step = |name: &'static str| move |error: StoreError| error.in_step(name);
         self.acquire(attempt).await.map_err(step("taking a lock"))?;
         self.acquire(Attempt { number: 2, ..attempt }).await.map_err(step("taking a lock by script"))?;
+        let rival = Attempt { token: &OwnerToken::random(), ..attempt };
+        self.acquire(rival).await.map_err(step("asking how long a lock is held"))?;
         self.renew(owned, PROBE_TIMEOUT).await.map_err(step("renewing a lock"))?;
         self.mint(owned, PROBE_TIMEOUT).await.map_err(step("minting a fencing token"))?;
         self.release(owned).await.map_err(step("releasing a lock"))?;
@@ -138,11 +140,19 @@ impl RedisStore {
         let ttl = millis(counter_ttl).to_string();
         let keys = &[owned.key.as_bytes(), &counter];
         let args = &[owned.token.as_str().as_bytes(), ttl.as_bytes()];
-        let reply: Option<u64> = self
+        let reply: Value = self
             .connections
             .run(owned.timeout, |link| async move { FENCE.call(&mut link.connection(), keys, args).await })
             .await?;
-        Ok(reply.map_or(Fence::NotOwned, Fence::Minted))
+        match &reply {
+            Value::Nil => Ok(Fence::NotOwned),
+            // Text, so that no other script's answer can pass for a number.
+            Value::BulkString(text) => match str::from_utf8(text).ok().and_then(|text| text.parse().ok()) {
+                Some(number) => Ok(Fence::Minted(number)),
+                None => Err(unexpected(&reply)),
+            },
+            _ => Err(unexpected(&reply)),
+        }
     }
 }
 
