@@ -9,7 +9,8 @@
 //! stays for a key that nobody holds or waits for, and a waiter that goes away leaves no gap: what was sent
 //! to it is dropped, and that moves the seat on.
 
-#[cfg(all(test, tower_lock_shuttle))]
+#[cfg(tower_lock_shuttle)]
+#[cfg(test)]
 mod interleavings;
 
 use std::collections::{BTreeMap, HashMap};
@@ -414,7 +415,8 @@ impl HandedLock {
     }
 }
 
-#[cfg(all(test, not(tower_lock_shuttle)))]
+#[cfg(not(tower_lock_shuttle))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

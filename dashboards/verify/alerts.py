@@ -26,6 +26,9 @@ EXPECTED = LOST | {
     "TowerLockErrorBudgetBurn 6h",
     "TowerLockErrorBudgetBurn 1d",
 }
+# Squeezed windows of five seconds hold few operations: on a busy machine one round trip of 100 ms in each is enough.
+# The rules as shipped must stay silent all the same.
+MAY = {"TowerLockStoreSlow"}
 # Two minutes long, only the alert without a wait fires, and these have begun to wait.
 EXPECTED_AS_SHIPPED = LOST
 WAITING_AS_SHIPPED = {name for name in EXPECTED if "Bu" in name or "Failing" in name or "Bypassed" in name}
@@ -60,10 +63,9 @@ start, trouble = phases["good"], phases["redis stands still"]
 for name, prometheus in (("as shipped", real), ("squeezed", squeezed)):
     compare(f"firing in the good time, {name}", seen(prometheus, "firing", start, trouble), set())
     waiting = set(seen(prometheus, "pending", start, trouble))
-    # On a busy machine even a round trip to a Redis next door may take its 100 ms.
-    compare(f"pending in the good time, {name}", waiting - {"TowerLockStoreSlow"}, set())
+    compare(f"pending in the good time, {name}", waiting - MAY, set())
 firing = seen(squeezed, "firing", trouble, now)
-compare("firing, squeezed", firing, EXPECTED)
+compare("firing, squeezed", set(firing) - MAY, EXPECTED)
 compare("firing, as shipped", seen(real, "firing", trouble, now), EXPECTED_AS_SHIPPED)
 waiting = seen(real, "pending", trouble, now)
 if missing := WAITING_AS_SHIPPED - set(waiting):
