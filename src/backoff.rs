@@ -1,7 +1,7 @@
 //! Attempt number to delay: growing, bounded, jittered. Pure and seedable; somebody else sleeps.
 //!
 //! A uniform draw from the grown step spreads waiters best for the fewest attempts; see "Exponential Backoff
-//! and Jitter", M. Brooker, AWS Architecture Blog, 2015. The draw starts at a quarter of the step, not at
+//! and Jitter", M. Brooker, AWS Architecture Blog, 2015. The draw starts at a tenth of the step, not at
 //! zero, so that an unlucky waiter does not knock several times in a row.
 
 use std::time::Duration;
@@ -22,7 +22,7 @@ impl Backoff {
     pub(crate) fn next_delay(&mut self) -> Duration {
         let step = self.step;
         self.step = step.saturating_mul(2).min(self.longest);
-        step.mul_f64(0.25 + 0.75 * self.random.f64())
+        step.mul_f64(0.1 + 0.9 * self.random.f64())
     }
 }
 
@@ -39,7 +39,7 @@ mod tests {
         let mut backoff = Backoff::new(ms(50), ms(500), 7);
         for step in [50, 100, 200, 400, 500, 500, 500] {
             let delay = backoff.next_delay();
-            assert!(delay >= ms(step) / 4 && delay <= ms(step), "{delay:?} in a step of {step} ms");
+            assert!(delay >= ms(step) / 10 && delay <= ms(step), "{delay:?} in a step of {step} ms");
         }
     }
 

@@ -276,7 +276,7 @@ impl LockSettingsBuilder {
         self
     }
 
-    /// Delays between attempts: they double from `initial` to `max`, each cut to a random 25 to 100 %. At least 1 ms,
+    /// Delays between attempts: they double from `initial` to `max`, each cut to a random 10 to 100 %. At least 1 ms,
     /// `initial` not above `max`. Default 50 ms to 500 ms.
     pub fn retry(mut self, initial: Duration, max: Duration) -> Self {
         self.retry = Some((initial, max));

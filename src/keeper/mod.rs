@@ -233,13 +233,13 @@ impl Shared {
             for change in std::mem::take(&mut *self.changes.lock()) {
                 watcher.changed(now, change, self, &mut tasks);
             }
-            watcher.open_if_due(now, self, &self.ends, &mut tasks);
+            watcher.tend(now, self, &self.ends, &mut tasks);
             let next = self.schedule.lock().sleep_until_next();
             if self.closed.load(Ordering::Acquire) && self.is_idle() && tasks.is_empty() {
                 self.store_metrics.watch_is_up(false);
                 return;
             }
-            let next = next.into_iter().chain(watcher.retry_at()).min();
+            let next = next.into_iter().chain(watcher.due_at()).min();
             let pause = next.map(|next| next.since(self.clock.now()).min(MAX_SLEEP));
             tokio::select! {
                 () = self.wake.notified() => {}

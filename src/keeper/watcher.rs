@@ -25,6 +25,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 /// After a refusal, as by access rules or an old server: somebody has to change something first.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
+/// How long a watch may be silent. A connection that is cut without a word tells of no change.
+const CHECK_EVERY: Duration = Duration::from_secs(2);
 const MIN_SWEEP: usize = 256;
 
 /// Changes that were told and not looked at yet, each with the number of the watch that told it.
@@ -107,7 +109,10 @@ enum State {
         retry_at: Moment,
     },
     Opening,
-    Open(Arc<dyn KeyWatch>),
+    Open {
+        watch: Arc<dyn KeyWatch>,
+        check_at: Moment,
+    },
     /// The store does not push.
     Unsupported,
 }
@@ -124,11 +129,13 @@ impl Watcher {
         }
     }
 
-    /// When the watch has to be opened again, if anything is to be watched.
-    pub(super) fn retry_at(&self) -> Option<Moment> {
+    /// When the watch has to be opened again, or shown to be alive, if anything is to be watched.
+    pub(super) fn due_at(&self) -> Option<Moment> {
         match self.state {
-            State::Closed { retry_at } if !self.watched.is_empty() => Some(retry_at),
-            _ => None,
+            _ if self.watched.is_empty() => None,
+            State::Closed { retry_at } => Some(retry_at),
+            State::Open { check_at, .. } => Some(check_at),
+            State::Opening | State::Unsupported => None,
         }
     }
 
@@ -149,7 +156,7 @@ impl Watcher {
     }
 
     fn look(&self, observer: Observer, tasks: &mut JoinSet<Done>) {
-        if let State::Open(watch) = &self.state {
+        if let State::Open { watch, .. } = &self.state {
             let watch = Arc::clone(watch);
             let number = self.number;
             tasks.spawn(async move {
@@ -165,15 +172,23 @@ impl Watcher {
         }
     }
 
-    /// Opens the watch if it is time to.
-    pub(super) fn open_if_due(
+    /// Opens the watch if it is time to, or asks one that was silent for long whether it is alive.
+    pub(super) fn tend(
         &mut self,
         now: Moment,
         shared: &Arc<Shared>,
         ends: &StoreEnds,
         tasks: &mut JoinSet<Done>,
     ) {
-        if self.retry_at().is_none_or(|at| now < at) {
+        if self.due_at().is_none_or(|at| now < at) {
+            return;
+        }
+        if let State::Open { check_at, .. } = &mut self.state {
+            *check_at = now + CHECK_EVERY;
+            match self.watched.values().find_map(WeakObserver::upgrade) {
+                Some(observer) => self.look(observer, tasks),
+                None => self.watched.clear(),
+            }
             return;
         }
         self.state = State::Opening;
@@ -199,7 +214,7 @@ impl Watcher {
     ) {
         match result {
             Ok(Some(watch)) => {
-                self.state = State::Open(watch);
+                self.state = State::Open { watch, check_at: now + CHECK_EVERY };
                 shared.store_metrics.watch_is_up(true);
                 self.look_at_all(tasks);
             }
@@ -249,7 +264,7 @@ impl Watcher {
                 }
             },
             Change::All => self.look_at_all(tasks),
-            Change::Closed if number == self.number && matches!(self.state, State::Open(_)) => {
+            Change::Closed if number == self.number && matches!(self.state, State::Open { .. }) => {
                 let pause = self.backoff.next_delay();
                 self.close(now + pause, shared);
             }
@@ -272,7 +287,7 @@ impl Watcher {
                 }
                 observer.found(holder);
             }
-            Err(error) if number == self.number && matches!(self.state, State::Open(_)) => {
+            Err(error) if number == self.number && matches!(self.state, State::Open { .. }) => {
                 self.failed(now, &error, shared);
             }
             Err(_) => {}
