@@ -125,6 +125,18 @@ async fn the_deadline_counts_from_the_last_renewal_that_was_confirmed() {
     assert!(after >= DEADLINE && after <= DEADLINE + TICK, "{after:?}, not {DEADLINE:?}");
 }
 
+// B14
+#[tokio::test(start_paused = true)]
+async fn the_deadline_counts_from_the_sending_of_a_renewal_and_not_from_its_answer() {
+    let store = ScriptedStore::new();
+    store.next(Op::Renew, [Act::LateReply(ms(1200))]);
+    store.always(Op::Renew, Act::Hang);
+    let (_locker, guard) = held(&store, quick()).await;
+    assert_eq!(lost(&guard).await.0, LostReason::Unconfirmed);
+    let after = store.calls(Op::Renew)[0].at.elapsed();
+    assert!(after >= DEADLINE && after <= DEADLINE + TICK, "{after:?}, not {DEADLINE:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_confirmation_after_the_deadline_does_not_revive_a_lock() {
     let store = ScriptedStore::new();
