@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::{
@@ -16,11 +17,12 @@ pub(crate) struct MeteredStore<S> {
     inner: S,
     metrics: StoreMetrics,
     clock: Clock,
+    reconnects: AtomicU64,
 }
 
-impl<S> MeteredStore<S> {
+impl<S: LockStore> MeteredStore<S> {
     pub(crate) fn new(inner: S, metrics: StoreMetrics, clock: Clock) -> Self {
-        Self { inner, metrics, clock }
+        Self { inner, metrics, clock, reconnects: AtomicU64::new(0) }
     }
 
     async fn metered<T>(
@@ -28,7 +30,13 @@ impl<S> MeteredStore<S> {
         operation: Operation,
         command: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        metered(&self.metrics, &self.clock, operation, command).await
+        let result = metered(&self.metrics, &self.clock, operation, command).await;
+        let reconnects = self.inner.reconnects();
+        let counted = self.reconnects.fetch_max(reconnects, Ordering::Relaxed);
+        if reconnects > counted {
+            self.metrics.reconnected(reconnects - counted);
+        }
+        result
     }
 }
 
@@ -72,7 +80,7 @@ impl<S: LockStore> LockStore for MeteredStore<S> {
     }
 
     fn for_keeper(&self) -> Self {
-        Self { inner: self.inner.for_keeper(), metrics: self.metrics.clone(), clock: self.clock.clone() }
+        Self::new(self.inner.for_keeper(), self.metrics.clone(), self.clock.clone())
     }
 }
 
@@ -95,6 +103,7 @@ async fn metered<T>(
     operation: Operation,
     command: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
+    let _pending = metrics.operation_started();
     let start = clock.now();
     let result = command.await;
     metrics.operation_finished(operation, clock.now().since(start), result.as_ref().err());

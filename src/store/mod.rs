@@ -186,6 +186,11 @@ pub trait LockStore: Debug + Send + Sync + 'static {
         std::future::ready(Ok(None))
     }
 
+    /// How many connections were opened in place of a broken one so far, for the metrics. Default 0.
+    fn reconnects(&self) -> u64 {
+        0
+    }
+
     /// A handle onto the same locks that shares no connection and no task with `self`. The keeper asks for
     /// one, so that an application that blocks its runtime does not block renewal.
     fn for_keeper(&self) -> Self

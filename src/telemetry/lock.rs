@@ -281,10 +281,10 @@ pub(crate) struct HeldGauge {
 
 /// A gauge that is one higher as long as this lives. It keeps the handle that it raised, so that the same
 /// cell is lowered even if another recorder has been installed since.
-struct RaisedGauge(Gauge);
+pub(crate) struct RaisedGauge(Gauge);
 
 impl RaisedGauge {
-    fn new(gauge: Gauge) -> Self {
+    pub(super) fn new(gauge: Gauge) -> Self {
         gauge.increment(1);
         Self(gauge)
     }

@@ -16,8 +16,8 @@ mod registration;
 mod store;
 
 pub(crate) use lock::{
-    Acquisition, AcquisitionOutcome, BypassReason, CleanupOutcome, HeldGauge, LockMetrics, ReleaseOutcome,
-    RenewalOutcome, WakeCause,
+    Acquisition, AcquisitionOutcome, BypassReason, CleanupOutcome, HeldGauge, LockMetrics, RaisedGauge,
+    ReleaseOutcome, RenewalOutcome, WakeCause,
 };
 pub use log::KeyDisplay;
 pub(crate) use log::Throttle;

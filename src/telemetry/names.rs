@@ -34,6 +34,10 @@ pub const HANDLERS_ABORTED: &str = "tower_lock_handlers_aborted_total";
 pub const STORE_ERRORS: &str = "tower_lock_store_errors_total";
 /// Histogram {store, operation, outcome}: store operations.
 pub const STORE_OPERATION_DURATION: &str = "tower_lock_store_operation_duration_seconds";
+/// Gauge {store}: operations without an answer yet.
+pub const STORE_PENDING_OPERATIONS: &str = "tower_lock_store_pending_operations";
+/// Counter {store}: connections opened in place of a broken one.
+pub const STORE_RECONNECTS: &str = "tower_lock_store_reconnects_total";
 /// Gauge {store}: 1 while changes are pushed, 0 while the store is asked at intervals.
 pub const WATCH_UP: &str = "tower_lock_watch_up";
 /// Gauge {lock}: the ttl that is set.

@@ -52,6 +52,8 @@ fn describe() {
     describe_counter!(HANDLERS_ABORTED, "Handlers dropped because their lock was lost.");
     describe_counter!(STORE_ERRORS, "Store operations that failed, by operation and kind.");
     describe_histogram!(STORE_OPERATION_DURATION, Unit::Seconds, "Duration of one store operation.");
+    describe_gauge!(STORE_PENDING_OPERATIONS, "Store operations without an answer yet.");
+    describe_counter!(STORE_RECONNECTS, "Connections opened in place of a broken one.");
     describe_gauge!(WATCH_UP, "1 while changes are pushed, 0 while the store is asked at intervals.");
     describe_gauge!(LEASE_TTL, Unit::Seconds, "Configured ttl of the lock.");
     describe_gauge!(ACQUIRE_TIMEOUT, Unit::Seconds, "Configured longest wait for the lock.");
@@ -110,6 +112,8 @@ pub(crate) fn register_lock(lock: &'static str, settings: &LockSettings) {
 pub(crate) fn register_store(store: &'static str) {
     describe();
     gauge!(WATCH_UP, "store" => store).increment(0);
+    gauge!(STORE_PENDING_OPERATIONS, "store" => store).increment(0);
+    counter!(STORE_RECONNECTS, "store" => store).increment(0);
     for operation in Operation::ALL {
         let operation = operation.as_str();
         for outcome in ["ok", "error"] {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use metrics::{counter, gauge, histogram};
 
 use super::names::*;
-use super::{Registered, Throttle, register_store};
+use super::{RaisedGauge, Registered, Throttle, register_store};
 use crate::clock::Clock;
 use crate::store::{Operation, StoreError, StoreErrorKind};
 
@@ -38,13 +38,22 @@ impl StoreMetrics {
         gauge!(WATCH_UP, "store" => self.store).set(f64::from(u8::from(up)));
     }
 
+    /// An operation is sent; it is pending until the guard is dropped.
+    pub(crate) fn operation_started(&self) -> RaisedGauge {
+        self.register();
+        RaisedGauge::new(gauge!(STORE_PENDING_OPERATIONS, "store" => self.store))
+    }
+
+    pub(crate) fn reconnected(&self, times: u64) {
+        counter!(STORE_RECONNECTS, "store" => self.store).increment(times);
+    }
+
     pub(crate) fn operation_finished(
         &self,
         operation: Operation,
         took: Duration,
         error: Option<&StoreError>,
     ) {
-        self.register();
         let operation = operation.as_str();
         let outcome = if error.is_none() { "ok" } else { "error" };
         histogram!(
