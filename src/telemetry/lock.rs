@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use metrics::{Gauge, counter, gauge, histogram};
+use tracing::field::DisplayValue;
 
+use super::log::ShownKey;
 use super::names::*;
 use super::{KeyDisplay, Registered, Throttle, register_lock};
 use crate::clock::{Clock, Moment};
@@ -109,8 +111,8 @@ impl LockMetrics {
     }
 
     /// The key as logs show it.
-    pub(crate) fn show(&self, key: &LockKey) -> String {
-        self.keys.show(key)
+    pub(crate) fn show<'a>(&self, key: &'a LockKey) -> DisplayValue<ShownKey<'a>> {
+        tracing::field::display(self.keys.show(key))
     }
 
     pub(crate) fn lock(&self) -> &'static str {

@@ -1,5 +1,6 @@
 //! How keys are shown, and how often the same thing is logged.
 
+use std::fmt;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -21,10 +22,23 @@ pub enum KeyDisplay {
 
 impl KeyDisplay {
     /// The one way from a key to a log.
-    pub(crate) fn show(self, key: &LockKey) -> String {
-        match self {
-            Self::Hashed => key.fingerprint(),
-            Self::Plain => key.to_string(),
+    pub(crate) fn show(self, key: &LockKey) -> ShownKey<'_> {
+        ShownKey { display: self, key }
+    }
+}
+
+/// A key as logs show it. The digest is made when somebody reads it: most spans are recorded nowhere.
+#[derive(Debug)]
+pub(crate) struct ShownKey<'a> {
+    display: KeyDisplay,
+    key: &'a LockKey,
+}
+
+impl fmt::Display for ShownKey<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.display {
+            KeyDisplay::Hashed => f.write_str(&self.key.fingerprint()),
+            KeyDisplay::Plain => fmt::Display::fmt(self.key, f),
         }
     }
 }
