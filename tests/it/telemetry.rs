@@ -79,6 +79,8 @@ const CATALOGUE: &[Entry] = &[
         MetricKind::Histogram,
         &[STORE, ("operation", OPERATIONS), ("outcome", &["ok", "error"])],
     ),
+    (STORE_PENDING_OPERATIONS, MetricKind::Gauge, &[STORE]),
+    (STORE_RECONNECTS, MetricKind::Counter, &[STORE]),
     (WATCH_UP, MetricKind::Gauge, &[STORE]),
     (LEASE_TTL, MetricKind::Gauge, &[LOCK]),
     (ACQUIRE_TIMEOUT, MetricKind::Gauge, &[LOCK]),

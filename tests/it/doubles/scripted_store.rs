@@ -334,7 +334,7 @@ impl LockStore for ScriptedStore {
             return Ok(None);
         }
         if watch.refused {
-            return Err(StoreError::new(StoreErrorKind::NoPermission, "as the script says"));
+            return Err(StoreError::new(StoreErrorKind::Connect, "as the script says"));
         }
         watch.opened += 1;
         watch.sink = Some(changes);

@@ -11,26 +11,30 @@ use crate::doubles::{key, locker, quick};
 use crate::support::eventually::{eventually, ms, secs};
 use crate::support::running::Running;
 
+async fn check_noticed_at_once(lose: impl FnOnce(&ScriptedStore), expected: LostReason) {
+    let (store, recorded) = (ScriptedStore::with_watch(), Recorded::start());
+    let locker = locker(store.clone(), quick());
+    let guard = locker.acquire(&key("k")).await.unwrap();
+    sleep(ms(300)).await;
+    assert!(store.is_watched(&key("k")));
+    assert_eq!(recorded.sum(WATCH_UP, &[]), 1.0);
+    let start = Instant::now();
+    lose(&store);
+    let reason = guard.held().lost().await;
+    assert_eq!(start.elapsed(), ms(0));
+    assert_eq!(reason, expected);
+    assert_eq!(store.count(Op::Renew), 0);
+    assert_eq!(recorded.sum(LOST, &[("reason", expected.as_str())]), 1.0);
+}
+
 #[tokio::test(start_paused = true)]
-async fn a_loss_of_a_watched_lock_is_noticed_at_once() {
-    for (taken_over, expected) in [(true, LostReason::TakenOver), (false, LostReason::Deleted)] {
-        let (store, recorded) = (ScriptedStore::with_watch(), Recorded::start());
-        let guard = locker(store.clone(), quick()).acquire(&key("k")).await.unwrap();
-        sleep(ms(300)).await;
-        assert!(store.is_watched(&key("k")));
-        assert_eq!(recorded.sum(WATCH_UP, &[]), 1.0);
-        let start = Instant::now();
-        if taken_over {
-            store.take_over(&key("k"));
-        } else {
-            store.delete(&key("k"));
-        }
-        let reason = guard.held().lost().await;
-        assert_eq!(start.elapsed(), ms(0), "{expected}");
-        assert_eq!(reason, expected);
-        assert_eq!(store.count(Op::Renew), 0);
-        assert_eq!(recorded.sum(LOST, &[("reason", expected.as_str())]), 1.0);
-    }
+async fn a_watched_lock_that_is_taken_over_is_lost_at_once() {
+    check_noticed_at_once(|store| drop(store.take_over(&key("k"))), LostReason::TakenOver).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watched_lock_that_is_deleted_is_lost_at_once() {
+    check_noticed_at_once(|store| store.delete(&key("k")), LostReason::Deleted).await;
 }
 
 #[tokio::test(start_paused = true)]
