@@ -58,6 +58,7 @@ where
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (head, body): (Parts, ReqBody) = request.into_parts();
         let LayerParts { locker, extractor, answer, patience, .. } = &*self.parts;
+        locker.register_metrics();
         let inner = self.inner.clone();
         if !self.locks(&head.method) {
             locker.metrics().bypassed(BypassReason::Disabled);

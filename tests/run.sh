@@ -48,6 +48,9 @@ step "tests, documentation's examples included"
 export CHAOS_SECONDS="${CHAOS_SECONDS:-120}"
 cargo test --all-features -- --test-threads "${TEST_THREADS:-6}"
 
+step "the queue under many interleavings"
+RUSTFLAGS="--cfg tower_lock_shuttle" cargo test --lib --target-dir target/shuttle interleavings
+
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features
 

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use axum::extract::{Path, Query};
+use axum::http::Method;
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
@@ -23,7 +24,8 @@ pub(crate) fn router(locker: Locker, metrics: PrometheusHandle) -> Result<Router
     Ok(Router::new()
         .route("/orders/{id}/ship", post(ship))
         .route("/orders/{id}/export", get(export))
-        .route_layer(LockLayer::new(locker, per_order))
+        // Other methods are answered with 405, and need no lock for that.
+        .route_layer(LockLayer::new(locker, per_order).methods([Method::GET, Method::HEAD, Method::POST]))
         // Added after the layer: not locked.
         .route("/orders/{id}", get(show))
         .route("/healthz", get(|| async { "ok" }))
