@@ -442,12 +442,10 @@ def overview():
     )
     grid.line(
         9,
-        (8, lines("Store connections", "Connections by state, their limit (dashed), and requests that still "
-                  "wait for their reply.",
-                  [(f"sum by (state) ({metric('store_connections', INSTANCE)})", "{{state}}"),
-                   (f"sum ({metric('store_connections_max', INSTANCE)})", "limit"),
-                   (f"sum ({metric('store_pending_operations', INSTANCE)})", "pending")], "short",
-                  limit="limit", legend="list")),
+        (8, lines("Pending operations", "Operations that still wait for their reply. They share connections, so "
+                  "many at once are no queue, but a number that stays up is a store that does not answer.",
+                  [(f"sum by (store, instance) ({metric('store_pending_operations', INSTANCE)})",
+                    "{{store}} {{instance}}")], "short", legend="list")),
         (8, lines("Store reconnects", "Connections established anew.",
                   [(increase("store_reconnects_total", "store, instance", selector=INSTANCE, window=WINDOW),
                     "{{store}} {{instance}}")], "short", stack=True, bars=True)),

@@ -9,7 +9,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -120,7 +120,7 @@ impl Slot {
     }
 
     /// Cancel safe: the next call goes on where this one was dropped.
-    async fn link(&self, dial: &Dial) -> Result<Link, StoreError> {
+    async fn link(&self, dial: &Dial, opened: &AtomicU64) -> Result<Link, StoreError> {
         if let Some(link) = self.open_link() {
             return Ok(link.clone());
         }
@@ -131,7 +131,9 @@ impl Slot {
         let dial = dial.clone();
         let result = opening.get_or_insert_with(|| Box::pin(async move { dial.open().await })).await;
         *opening = None;
-        result.map(|link| self.0.link.get_or_init(|| link).clone())
+        let link = result?;
+        opened.fetch_add(1, Ordering::Relaxed);
+        Ok(self.0.link.get_or_init(|| link).clone())
     }
 }
 
@@ -160,6 +162,8 @@ pub(super) struct Connections {
     slots: bb8::Pool<Slots>,
     /// The one in use, so that the pool is asked only when it breaks.
     current: Arc<RwLock<Option<Link>>>,
+    /// How many connections were opened so far.
+    opened: Arc<AtomicU64>,
 }
 
 impl Connections {
@@ -172,7 +176,7 @@ impl Connections {
             .idle_timeout(None)
             .queue_strategy(bb8::QueueStrategy::Fifo)
             .build_unchecked(Slots);
-        Self { dial, slots, current: Arc::default() }
+        Self { dial, slots, current: Arc::default(), opened: Arc::default() }
     }
 
     /// What opens connections that receive pushes; a user's pool cannot.
@@ -181,6 +185,11 @@ impl Connections {
             Dial::Client(client) => Some(client),
             Dial::Pool(_) => None,
         }
+    }
+
+    /// How many connections were opened in place of a broken one.
+    pub(super) fn reconnects(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed).saturating_sub(u64::from(CONNECTIONS))
     }
 
     /// Connections of their own to the same server.
@@ -210,7 +219,7 @@ impl Connections {
         }
         let slot = self.slot().await?;
         let was_open = slot.open_link().is_some();
-        let link = slot.link(&self.dial).await?;
+        let link = slot.link(&self.dial, &self.opened).await?;
         *self.current.write() = Some(link.clone());
         Ok((link, was_open))
     }

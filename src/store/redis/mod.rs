@@ -47,9 +47,8 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Keeps locks in one Redis server. Clones share connections.
 ///
-/// Connections are shared, not checked out: commands of many tasks travel on the same few (default 2), in
-/// a bb8 pool that replaces one after an I/O error, a time-out or a `READONLY` answer. They are opened when
-/// they are needed.
+/// Connections are shared, not checked out: commands of many tasks travel on the same one, in a bb8 pool
+/// that replaces it after an I/O error, a time-out or a `READONLY` answer. It is opened when it is needed.
 #[derive(Clone)]
 pub struct RedisStore {
     connections: Connections,
@@ -249,6 +248,10 @@ impl LockStore for RedisStore {
             }
             None => Ok(None),
         }
+    }
+
+    fn reconnects(&self) -> u64 {
+        self.connections.reconnects()
     }
 
     fn for_keeper(&self) -> Self {
