@@ -186,7 +186,7 @@ impl HeldLock {
     }
 
     pub(crate) fn loss_signal(&self) -> LossSignal {
-        LossSignal { ended: Box::pin(self.hold.lease().ended()), hold: Arc::clone(&self.hold) }
+        LossSignal { announced: Box::pin(self.hold.lease().loss()), hold: Arc::clone(&self.hold) }
     }
 
     /// A number that is greater than those of all earlier holders of this key. Give it to what the lock
@@ -242,7 +242,7 @@ impl HeldLock {
 pub(crate) struct LossSignal {
     hold: Arc<Hold>,
     /// Made before the state is read: a loss between the two is not missed.
-    ended: Pin<Box<OwnedNotified>>,
+    announced: Pin<Box<OwnedNotified>>,
 }
 
 impl LossSignal {
@@ -253,8 +253,8 @@ impl LossSignal {
                 LeaseState::GivenBack => return Poll::Pending,
                 LeaseState::Held => {}
             }
-            ready!(self.ended.as_mut().poll(cx));
-            self.ended = Box::pin(self.hold.lease().ended());
+            ready!(self.announced.as_mut().poll(cx));
+            self.announced = Box::pin(self.hold.lease().loss());
         }
     }
 }

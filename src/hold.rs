@@ -200,6 +200,8 @@ impl Hold {
             self.closed(ReleaseOutcome::Skipped, || {
                 self.metrics.lost(&self.key, reason, self.held_for());
             });
+            // Counted first: whoever is woken by the loss finds it in the metrics.
+            self.lease.announce_loss();
         }
     }
 
@@ -247,9 +249,10 @@ impl Hold {
         store: &dyn ErasedStore,
         tried: bool,
     ) -> Result<Release, StoreError> {
-        let result = match self.next_in_line() {
-            Some(next) if !tried => self.hand_over(store, next).await,
-            _ => match store.release(self.owned()).await {
+        let next = if tried { None } else { self.next_in_line() };
+        let result = match next {
+            Some(next) => self.hand_over(store, next).await,
+            None => match store.release(self.owned()).await {
                 // The earlier try may have done it.
                 Ok(Release::Missing | Release::NotOwned) if tried => Ok(Release::Released),
                 result => result,

@@ -104,7 +104,7 @@ pub(crate) struct Lease {
     /// When the last command that the store confirmed was sent.
     confirmed: AtomicU64,
     state: AtomicU8,
-    ended: Arc<Notify>,
+    loss: Arc<Notify>,
 }
 
 impl Lease {
@@ -114,7 +114,7 @@ impl Lease {
             term,
             confirmed: AtomicU64::new(sent.0),
             state: AtomicU8::new(HELD),
-            ended: Arc::new(Notify::new()),
+            loss: Arc::new(Notify::new()),
         }
     }
 
@@ -183,17 +183,18 @@ impl Lease {
     }
 
     fn leave(&self, state: u8) -> bool {
-        let first = self.state.compare_exchange(HELD, state, Ordering::AcqRel, Ordering::Acquire).is_ok();
-        if first {
-            self.ended.notify_waiters();
-        }
-        first
+        self.state.compare_exchange(HELD, state, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Resolves when the lease leaves `Held` after this call. Check [`state`](Self::state) after making it,
-    /// not before: what ended earlier wakes nobody.
-    pub(crate) fn ended(&self) -> OwnedNotified {
-        self.ended.clone().notified_owned()
+    /// Wakes those who wait for the loss.
+    pub(crate) fn announce_loss(&self) {
+        self.loss.notify_waiters();
+    }
+
+    /// Resolves when a loss is announced after this call. Check [`state`](Self::state) after making it, not
+    /// before: what was announced earlier wakes nobody.
+    pub(crate) fn loss(&self) -> OwnedNotified {
+        self.loss.clone().notified_owned()
     }
 }
 

@@ -65,25 +65,26 @@
 //!
 //! See [`telemetry::names`].
 
-mod backoff;
-mod body;
-mod clock;
-mod future;
-mod guard;
-mod handler;
-mod hold;
-mod keeper;
-mod key;
+// In the order in which a request walks through them.
 mod layer;
-mod lease;
-mod locker;
-mod patience;
-mod queue;
-mod rejection;
 mod service;
+mod patience;
+mod future;
+mod handler;
+mod body;
+mod rejection;
+mod key;
 mod settings;
-pub mod store;
+mod locker;
+mod queue;
+mod backoff;
+mod hold;
+mod guard;
+mod lease;
+mod clock;
 mod sync;
+mod keeper;
+pub mod store;
 pub mod telemetry;
 
 pub use bb8_redis;
