@@ -64,8 +64,11 @@ impl Report {
     }
 }
 
+/// A heading, and the figure to be printed below it.
+type Column<'a, T> = (&'a str, &'a dyn Fn(&T) -> f64);
+
 /// One line per lane: the median over the rounds, and how far the rounds are apart.
-pub(crate) fn table<T>(title: &str, lanes: &[Lane<'_, T>], columns: &[(&str, &dyn Fn(&T) -> f64)]) {
+pub(crate) fn table<T>(title: &str, lanes: &[Lane<'_, T>], columns: &[Column<'_, T>]) {
     println!("\n{title}: median of {} rounds (lowest to highest)", lanes[0].samples.len());
     for lane in lanes {
         print!("  {:<14}", lane.name);
