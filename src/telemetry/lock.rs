@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use metrics::{Gauge, counter, gauge, histogram};
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use tracing::field::DisplayValue;
 
+use super::kept::Kept;
 use super::log::ShownKey;
 use super::names::*;
 use super::{KeyDisplay, Registered, Throttle, register_lock};
@@ -78,6 +79,20 @@ pub(crate) struct LockMetrics {
     /// A moving average of hold times, in nanoseconds; 0 = none yet.
     typical_hold: Arc<AtomicU64>,
     warnings: Arc<Warnings>,
+    series: Arc<Series>,
+}
+
+/// What every lock counts in that is taken and given back without trouble.
+#[derive(Debug, Default)]
+struct Series {
+    waiting: Kept<Gauge>,
+    held: Kept<Gauge>,
+    acquired: Kept<Counter>,
+    acquired_duration: Kept<Histogram>,
+    attempts: Kept<Histogram>,
+    queue_depth: Kept<Histogram>,
+    released: Kept<Counter>,
+    hold_duration: Kept<Histogram>,
 }
 
 #[derive(Debug)]
@@ -102,6 +117,7 @@ impl LockMetrics {
             keys,
             typical_hold,
             warnings: Arc::new(warnings),
+            series: Arc::default(),
         }
     }
 
@@ -126,19 +142,24 @@ impl LockMetrics {
     /// An acquisition starts. The guard counts its end, as cancelled if it is dropped unresolved.
     pub(crate) fn acquisition_started(&self, settings: &LockSettings) -> Acquisition {
         self.register(settings);
+        let started = self.clock.now();
+        let waiting =
+            self.series.waiting.with(started, || gauge!(WAITING, "lock" => self.lock), Gauge::clone);
         Acquisition {
             lock: self.lock,
             attempts: 0,
             contended: false,
             resolved: None,
-            started: self.clock.now(),
+            started,
             clock: self.clock.clone(),
-            _waiting: RaisedGauge::new(gauge!(WAITING, "lock" => self.lock)),
+            series: Arc::clone(&self.series),
+            _waiting: RaisedGauge::new(waiting),
         }
     }
 
     pub(crate) fn granted(&self) -> HeldGauge {
-        HeldGauge { _held: RaisedGauge::new(gauge!(HELD, "lock" => self.lock)) }
+        let look_up = || gauge!(HELD, "lock" => self.lock);
+        HeldGauge { _held: RaisedGauge::new(self.series.held.with(self.clock.now(), look_up, Gauge::clone)) }
     }
 
     pub(crate) fn renewal_finished(&self, outcome: RenewalOutcome) {
@@ -182,8 +203,14 @@ impl LockMetrics {
     }
 
     pub(crate) fn released(&self, outcome: ReleaseOutcome, held_for: Duration) {
-        counter!(RELEASES, "lock" => self.lock, "outcome" => outcome.as_str()).increment(1);
-        histogram!(HOLD_DURATION, "lock" => self.lock).record(held_for);
+        let now = self.clock.now();
+        let look_up = || counter!(RELEASES, "lock" => self.lock, "outcome" => outcome.as_str());
+        match outcome {
+            ReleaseOutcome::Released => self.series.released.with(now, look_up, |series| series.increment(1)),
+            _ => look_up().increment(1),
+        }
+        let look_up = || histogram!(HOLD_DURATION, "lock" => self.lock);
+        self.series.hold_duration.with(now, look_up, |series| series.record(held_for));
         let average = self.typical_hold().map_or(held_for, |typical| (typical * 7 + held_for) / 8);
         let nanos = u64::try_from(average.as_nanos()).unwrap_or(u64::MAX).max(1);
         self.typical_hold.store(nanos, Ordering::Relaxed);
@@ -227,6 +254,7 @@ pub(crate) struct Acquisition {
     resolved: Option<AcquisitionOutcome>,
     started: Moment,
     clock: Clock,
+    series: Arc<Series>,
     _waiting: RaisedGauge,
 }
 
@@ -241,7 +269,9 @@ impl Acquisition {
 
     /// Somebody of this process is at the lock, with `ahead` others waiting already.
     pub(crate) fn queued(&self, ahead: usize) {
-        histogram!(QUEUE_DEPTH, "lock" => self.lock).record(u32::try_from(ahead).unwrap_or(u32::MAX));
+        let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
+        let look_up = || histogram!(QUEUE_DEPTH, "lock" => self.lock);
+        self.series.queue_depth.with(self.started, look_up, |series| series.record(ahead));
     }
 
     pub(crate) fn woken(&self, cause: WakeCause) {
@@ -267,11 +297,21 @@ impl Acquisition {
 
 impl Drop for Acquisition {
     fn drop(&mut self) {
-        let outcome = self.resolved.unwrap_or(AcquisitionOutcome::Cancelled).as_str();
-        counter!(ACQUISITIONS, "lock" => self.lock, "outcome" => outcome).increment(1);
-        histogram!(ACQUIRE_DURATION, "lock" => self.lock, "outcome" => outcome)
-            .record(self.clock.now().since(self.started));
-        histogram!(ACQUIRE_ATTEMPTS, "lock" => self.lock).record(self.attempts);
+        let now = self.clock.now();
+        let took = now.since(self.started);
+        let outcome = self.resolved.unwrap_or(AcquisitionOutcome::Cancelled);
+        let label = outcome.as_str();
+        let count = || counter!(ACQUISITIONS, "lock" => self.lock, "outcome" => label);
+        let duration = || histogram!(ACQUIRE_DURATION, "lock" => self.lock, "outcome" => label);
+        if outcome == AcquisitionOutcome::Acquired {
+            self.series.acquired.with(now, count, |series| series.increment(1));
+            self.series.acquired_duration.with(now, duration, |series| series.record(took));
+        } else {
+            count().increment(1);
+            duration().record(took);
+        }
+        let attempts = || histogram!(ACQUIRE_ATTEMPTS, "lock" => self.lock);
+        self.series.attempts.with(now, attempts, |series| series.record(self.attempts));
     }
 }
 

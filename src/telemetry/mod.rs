@@ -7,6 +7,7 @@
 //!
 //! Labels are closed sets: the static name of the lock or store, and enums. A lock key never is a label.
 
+mod kept;
 mod lock;
 mod log;
 pub mod names;

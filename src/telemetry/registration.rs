@@ -26,12 +26,17 @@ pub(crate) struct Registered(Arc<AtomicUsize>);
 
 impl Registered {
     pub(crate) fn once_per_recorder(&self, register: impl FnOnce()) {
-        let current = with_recorder(|recorder| std::ptr::from_ref(recorder).cast::<()>().addr());
+        let current = current_recorder();
         if self.0.load(Ordering::Relaxed) != current {
             self.0.store(current, Ordering::Relaxed);
             register();
         }
     }
+}
+
+/// Tells recorders apart that live at the same time.
+pub(super) fn current_recorder() -> usize {
+    with_recorder(|recorder| std::ptr::from_ref(recorder).cast::<()>().addr())
 }
 
 /// Gives the current recorder the descriptions of all metrics.

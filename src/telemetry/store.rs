@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use metrics::{counter, gauge, histogram};
+use metrics::{Gauge, Histogram, counter, gauge, histogram};
 
+use super::kept::Kept;
 use super::names::*;
 use super::{RaisedGauge, Registered, Throttle, register_store};
 use crate::clock::Clock;
@@ -18,6 +19,14 @@ pub(crate) struct StoreMetrics {
     clock: Clock,
     /// One for each kind of error.
     throttles: Arc<[Throttle]>,
+    series: Arc<Series>,
+}
+
+#[derive(Debug, Default)]
+struct Series {
+    pending: Kept<Gauge>,
+    /// Of operations that succeed, by operation.
+    durations: [Kept<Histogram>; Operation::ALL.len()],
 }
 
 /// Log lines per kind of error and period.
@@ -26,7 +35,13 @@ const BURST: u32 = 1;
 impl StoreMetrics {
     pub(crate) fn new(store: &'static str, clock: Clock) -> Self {
         let throttles = StoreErrorKind::ALL.map(|_| Throttle::new());
-        Self { store, registered: Registered::default(), clock, throttles: Arc::new(throttles) }
+        Self {
+            store,
+            registered: Registered::default(),
+            clock,
+            throttles: Arc::new(throttles),
+            series: Arc::default(),
+        }
     }
 
     pub(crate) fn register(&self) {
@@ -41,7 +56,8 @@ impl StoreMetrics {
     /// An operation is sent; it is pending until the guard is dropped.
     pub(crate) fn operation_started(&self) -> RaisedGauge {
         self.register();
-        RaisedGauge::new(gauge!(STORE_PENDING_OPERATIONS, "store" => self.store))
+        let look_up = || gauge!(STORE_PENDING_OPERATIONS, "store" => self.store);
+        RaisedGauge::new(self.series.pending.with(self.clock.now(), look_up, Gauge::clone))
     }
 
     pub(crate) fn reconnected(&self, times: u64) {
@@ -54,15 +70,18 @@ impl StoreMetrics {
         took: Duration,
         error: Option<&StoreError>,
     ) {
-        let operation = operation.as_str();
-        let outcome = if error.is_none() { "ok" } else { "error" };
-        histogram!(
-            STORE_OPERATION_DURATION,
-            "store" => self.store, "operation" => operation, "outcome" => outcome
-        )
-        .record(took);
-        if let Some(error) = error {
-            self.failed(operation, error);
+        let label = operation.as_str();
+        let look_up = |outcome: &'static str| {
+            let store = self.store;
+            histogram!(STORE_OPERATION_DURATION, "store" => store, "operation" => label, "outcome" => outcome)
+        };
+        match (error, self.series.durations.get(operation as usize)) {
+            (None, Some(kept)) => kept.with(self.clock.now(), || look_up("ok"), |series| series.record(took)),
+            (None, None) => look_up("ok").record(took),
+            (Some(error), _) => {
+                look_up("error").record(took);
+                self.failed(label, error);
+            }
         }
     }
 
