@@ -17,7 +17,7 @@ pub enum AcquireError {
     QueueFull,
     /// The store cannot be used, so nobody knows who holds it.
     Store(StoreError),
-    /// [`Locker::shutdown`] has begun.
+    /// [`Locker::shutdown`](crate::Locker::shutdown) has begun.
     ShuttingDown,
 }
 
@@ -93,7 +93,7 @@ impl Contended {
     }
 }
 
-/// Why [`Locker::with_lock`] did not run its work to the end.
+/// Why [`Locker::with_lock`](crate::Locker::with_lock) did not run its work to the end.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum WithLockError {
