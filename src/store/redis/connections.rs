@@ -217,6 +217,11 @@ impl Connections {
         if let Some(link) = self.current() {
             return Ok((link, true));
         }
+        // Boxed: seldom done, and large.
+        Box::pin(self.new_link()).await
+    }
+
+    async fn new_link(&self) -> Result<(Link, bool), StoreError> {
         let slot = self.slot().await?;
         let was_open = slot.open_link().is_some();
         let link = slot.link(&self.dial, &self.opened).await?;
@@ -235,26 +240,8 @@ impl Connections {
     where
         F: Future<Output = RedisResult<T>>,
     {
-        let mut in_use: Option<Link> = None;
-        let attempts = async {
-            loop {
-                in_use = None;
-                let (link, was_open) = self.link().await?;
-                in_use = Some(link.clone());
-                let error = match command(link.clone()).await {
-                    Ok(reply) => return Ok(reply),
-                    Err(error) => error,
-                };
-                if classify::breaks_connection(&error) {
-                    link.evict();
-                    if was_open && was_cut(&error) {
-                        continue;
-                    }
-                }
-                return Err(classify::store_error(&error));
-            }
-        };
-        match timeout(limit, attempts).await {
+        let mut in_use = None;
+        match timeout(limit, self.attempts(&mut in_use, command)).await {
             Ok(result) => result,
             Err(_) => {
                 let error = StoreError::new(StoreErrorKind::Timeout, format!("no answer within {limit:?}"));
@@ -266,6 +253,33 @@ impl Connections {
                     None => Err(error.never_sent()),
                 }
             }
+        }
+    }
+
+    /// `in_use`: the connection that may carry the command at this moment.
+    async fn attempts<T, F>(
+        &self,
+        in_use: &mut Option<Link>,
+        command: impl Fn(Link) -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        loop {
+            *in_use = None;
+            let (link, was_open) = self.link().await?;
+            *in_use = Some(link.clone());
+            let error = match command(link.clone()).await {
+                Ok(reply) => return Ok(reply),
+                Err(error) => error,
+            };
+            if classify::breaks_connection(&error) {
+                link.evict();
+                if was_open && was_cut(&error) {
+                    continue;
+                }
+            }
+            return Err(classify::store_error(&error));
         }
     }
 }
