@@ -59,4 +59,7 @@ for feature in "" axum prometheus store-contract tls-rustls; do
   cargo clippy --no-default-features --features "$feature" -- -D warnings
 done
 
+step "dashboards, rules and alerts, on a real Prometheus"
+ORDERS="$(realpath "${CARGO_TARGET_DIR:-target}")/debug/examples/orders" dashboards/verify.sh
+
 step "all is well"
