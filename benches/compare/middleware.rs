@@ -17,7 +17,7 @@ use crate::peers::{Handwritten, Ours};
 use crate::plan::Plan;
 use crate::processes;
 use crate::report::{Goal, Report, table};
-use crate::rounds::{Lane, interleave};
+use crate::rounds::{Lane, interleave, warm_up};
 use crate::server::{Server, own_cpu};
 
 const TASKS: usize = 64;
@@ -106,6 +106,7 @@ pub(crate) async fn measure(server: &Server, plan: &Plan, report: &mut Report) {
     let span = plan.span(Duration::from_millis(400));
     let mut lanes =
         [Lane::new("ours", || run(ours, span)), Lane::new("handwritten", || run(handwritten, span))];
+    warm_up(&lanes).await;
     interleave(&mut lanes, plan.rounds(15)).await;
     table(
         "axum in process, 64 tasks, 64 orders, recorder installed",

@@ -177,6 +177,46 @@ impl Peer for Rslock {
     }
 }
 
+/// The floor: the same two commands on one open connection, and nothing else. No time limit, no reconnecting,
+/// no error but a panic, a token that could be guessed.
+#[derive(Clone)]
+pub(crate) struct Bare(MultiplexedConnection);
+
+impl Bare {
+    pub(crate) async fn new(server: &Server) -> Self {
+        let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+        let connection = server.client().get_multiplexed_async_connection_with_config(&config).await;
+        let bare = Self(connection.expect("a connection"));
+        RELEASE.prepare_invoke().load_async(&mut bare.0.clone()).await.expect("the script is loaded");
+        bare
+    }
+}
+
+impl Peer for Bare {
+    const NAME: &'static str = "bare";
+    type Key = String;
+    type Held = String;
+
+    fn key(&self, name: &str) -> String {
+        format!("bare:{name}")
+    }
+
+    async fn take(&self, key: &String) -> String {
+        let token = format!("{:032x}", fastrand::u128(..));
+        let mut set = redis::Cmd::with_capacity(6, 128);
+        set.arg("SET").arg(key).arg(&token).arg("NX").arg("PX").arg(TTL_MS);
+        let taken: Option<redis::Value> = set.query_async(&mut self.0.clone()).await.expect("SET");
+        taken.map(|_| token).expect("nobody else wants it")
+    }
+
+    async fn give_back(&self, key: &String, token: String) {
+        let mut script = redis::Cmd::with_capacity(5, 192);
+        script.arg("EVALSHA").arg(RELEASE.get_hash()).arg(1).arg(key).arg(token);
+        let removed: i64 = script.query_async(&mut self.0.clone()).await.expect("the script");
+        assert_eq!(removed, 1, "nobody else takes {key}");
+    }
+}
+
 /// Nobody can do better for waiters of one process: a fair mutex, and one script per turn on an open
 /// connection. No timeout, no renewal, no other process.
 #[derive(Clone)]

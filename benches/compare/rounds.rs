@@ -24,11 +24,15 @@ impl<'a, T> Lane<'a, T> {
     }
 }
 
-/// Runs every lane once to warm up, then `rounds` times by turns.
-pub(crate) async fn interleave<T>(lanes: &mut [Lane<'_, T>], rounds: usize) {
-    for lane in &*lanes {
+/// Runs every lane once, to warm up.
+pub(crate) async fn warm_up<T>(lanes: &[Lane<'_, T>]) {
+    for lane in lanes {
         (lane.run)().await;
     }
+}
+
+/// Runs every lane `rounds` times, by turns.
+pub(crate) async fn interleave<T>(lanes: &mut [Lane<'_, T>], rounds: usize) {
     for round in 0..rounds {
         for turn in 0..lanes.len() {
             let index = (round + turn) % lanes.len();

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::peers::{Bb8, Handwritten, Ours, Peer, Rslock};
+use crate::peers::{Bare, Bb8, Handwritten, Ours, Peer, Rslock};
 use crate::plan::Plan;
 use crate::report::{Goal, Report, table};
-use crate::rounds::{Lane, interleave, quantile};
+use crate::rounds::{Lane, interleave, quantile, warm_up};
 use crate::server::{Server, own_cpu};
 
 /// One round of one contender.
@@ -65,6 +65,7 @@ pub(crate) async fn measure(server: &Server, plan: &Plan, report: &mut Report) {
     let handwritten = &Handwritten::new(server).await;
     let rslock = &Rslock::new(server);
     let bb8 = &Bb8::new(server).await;
+    let bare = &Bare::new(server).await;
 
     let span = plan.span(Duration::from_millis(400));
     let mut lanes = [
@@ -72,7 +73,9 @@ pub(crate) async fn measure(server: &Server, plan: &Plan, report: &mut Report) {
         Lane::new(Handwritten::NAME, || run(server, handwritten, 64, span)),
         Lane::new(Rslock::NAME, || run(server, rslock, 64, span)),
         Lane::new(Bb8::NAME, || run(server, bb8, 64, span)),
+        Lane::new(Bare::NAME, || run(server, bare, 64, span)),
     ];
+    warm_up(&lanes).await;
     interleave(&mut lanes, plan.rounds(13)).await;
     table(
         "64 tasks, 64 keys, take and give back",
@@ -83,7 +86,7 @@ pub(crate) async fn measure(server: &Server, plan: &Plan, report: &mut Report) {
             ("server us", &|sample| sample.server_cpu),
         ],
     );
-    let [ours_per_second, handwritten_per_second, rslock_per_second, bb8_per_second] =
+    let [ours_per_second, handwritten_per_second, rslock_per_second, bb8_per_second, bare_per_second] =
         lanes.map(|lane| lane.median(|sample| sample.per_second));
     report.ratio(
         "uncontended_throughput_vs_handwritten",
@@ -93,13 +96,17 @@ pub(crate) async fn measure(server: &Server, plan: &Plan, report: &mut Report) {
     );
     report.ratio("uncontended_throughput_vs_rslock", ours_per_second, rslock_per_second, Goal::AtLeast(1.4));
     report.ratio("uncontended_throughput_vs_bb8", ours_per_second, bb8_per_second, Goal::AtLeast(2.2));
+    let best = bare_per_second / handwritten_per_second;
+    report.figure("bare_throughput_vs_handwritten", best, "", Goal::None);
 
     let mut lanes = [
         Lane::new(Ours::NAME, || run(server, ours, 1, span)),
         Lane::new(Handwritten::NAME, || run(server, handwritten, 1, span)),
         Lane::new(Rslock::NAME, || run(server, rslock, 1, span)),
         Lane::new(Bb8::NAME, || run(server, bb8, 1, span)),
+        Lane::new(Bare::NAME, || run(server, bare, 1, span)),
     ];
+    warm_up(&lanes).await;
     interleave(&mut lanes, plan.rounds(9)).await;
     table(
         "one task, take and give back",
@@ -117,7 +124,9 @@ pub(crate) async fn measure(server: &Server, plan: &Plan, report: &mut Report) {
         Lane::new(Ours::NAME, || run(server, ours, 512, span)),
         Lane::new(Handwritten::NAME, || run(server, handwritten, 512, span)),
         Lane::new(Rslock::NAME, || run(server, rslock, 512, span)),
+        Lane::new(Bare::NAME, || run(server, bare, 512, span)),
     ];
+    warm_up(&lanes).await;
     interleave(&mut lanes, plan.rounds(9)).await;
     table(
         "512 tasks, 512 keys, take and give back",
@@ -128,6 +137,6 @@ pub(crate) async fn measure(server: &Server, plan: &Plan, report: &mut Report) {
             ("per second", &|sample| sample.per_second),
         ],
     );
-    let [ours_p99, handwritten_p99, _] = lanes.map(|lane| lane.median(|sample| sample.p99));
+    let [ours_p99, handwritten_p99, ..] = lanes.map(|lane| lane.median(|sample| sample.p99));
     report.ratio("tail_vs_handwritten", ours_p99, handwritten_p99, Goal::AtMost(1.1));
 }
