@@ -6,6 +6,7 @@ mod pending;
 
 use std::fmt;
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -214,7 +215,7 @@ impl Locker {
             lock = self.metrics.lock(),
             key = self.metrics.show(&pending.key)
         );
-        let result = self.win(&mut pending, max_wait, max_attempts).instrument(span).await;
+        let result = pin!(self.win(&mut pending, max_wait, max_attempts)).instrument(span).await;
         pending.finish(result)
     }
 
@@ -246,7 +247,7 @@ impl Locker {
             Ok(Place::Behind(waiting, ahead)) => {
                 pending.acquisition.queued(ahead + 1);
                 pending.acquisition.found_taken();
-                self.wait_in_line(pending, waiting, limits).await
+                Box::pin(self.wait_in_line(pending, waiting, limits)).await
             }
         }
     }

@@ -1,6 +1,5 @@
 //! A store that counts and times what another store does.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,8 +8,8 @@ use super::{
     Acquire, Attempt, ChangeSink, Fence, KeyWatch, LockStore, Looking, OpenedWatch, Operation, Owned,
     OwnerToken, Release, Renewal, StoreError,
 };
-use crate::clock::Clock;
-use crate::telemetry::StoreMetrics;
+use crate::clock::{Clock, Moment};
+use crate::telemetry::{RaisedGauge, StoreMetrics};
 
 #[derive(Debug)]
 pub(crate) struct MeteredStore<S> {
@@ -25,12 +24,13 @@ impl<S: LockStore> MeteredStore<S> {
         Self { inner, metrics, clock, reconnects: AtomicU64::new(0) }
     }
 
-    async fn metered<T>(
-        &self,
-        operation: Operation,
-        command: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        let result = metered(&self.metrics, &self.clock, operation, command).await;
+    // Not a function that takes the command's future: the command's bytes would be in memory three times.
+    fn started(&self, operation: Operation) -> Started<'_> {
+        Started::new(&self.metrics, &self.clock, operation)
+    }
+
+    fn finished<T>(&self, started: Started<'_>, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        let result = started.finished(result);
         let reconnects = self.inner.reconnects();
         let counted = self.reconnects.fetch_max(reconnects, Ordering::Relaxed);
         if reconnects > counted {
@@ -42,15 +42,21 @@ impl<S: LockStore> MeteredStore<S> {
 
 impl<S: LockStore> LockStore for MeteredStore<S> {
     async fn acquire(&self, attempt: Attempt<'_>) -> Result<Acquire, StoreError> {
-        self.metered(Operation::Acquire, self.inner.acquire(attempt)).await
+        let started = self.started(Operation::Acquire);
+        let result = self.inner.acquire(attempt).await;
+        self.finished(started, result)
     }
 
     async fn renew(&self, owned: Owned<'_>, ttl: Duration) -> Result<Renewal, StoreError> {
-        self.metered(Operation::Renew, self.inner.renew(owned, ttl)).await
+        let started = self.started(Operation::Renew);
+        let result = self.inner.renew(owned, ttl).await;
+        self.finished(started, result)
     }
 
     async fn release(&self, owned: Owned<'_>) -> Result<Release, StoreError> {
-        self.metered(Operation::Release, self.inner.release(owned)).await
+        let started = self.started(Operation::Release);
+        let result = self.inner.release(owned).await;
+        self.finished(started, result)
     }
 
     async fn hand_over(
@@ -59,11 +65,15 @@ impl<S: LockStore> LockStore for MeteredStore<S> {
         next: &OwnerToken,
         ttl: Duration,
     ) -> Result<Release, StoreError> {
-        self.metered(Operation::Release, self.inner.hand_over(owned, next, ttl)).await
+        let started = self.started(Operation::Release);
+        let result = self.inner.hand_over(owned, next, ttl).await;
+        self.finished(started, result)
     }
 
     async fn fence(&self, owned: Owned<'_>) -> Result<Fence, StoreError> {
-        self.metered(Operation::Fence, self.inner.fence(owned)).await
+        let started = self.started(Operation::Fence);
+        let result = self.inner.fence(owned).await;
+        self.finished(started, result)
     }
 
     async fn clean_up(&self, owned: Owned<'_>) -> Result<Release, StoreError> {
@@ -72,7 +82,9 @@ impl<S: LockStore> LockStore for MeteredStore<S> {
     }
 
     async fn open_watch(&self, changes: ChangeSink) -> OpenedWatch {
-        let watch = self.metered(Operation::Watch, self.inner.open_watch(changes)).await?;
+        let started = self.started(Operation::Watch);
+        let result = self.inner.open_watch(changes).await;
+        let watch = self.finished(started, result)?;
         Ok(watch.map(|watch| {
             let watch = MeteredWatch { watch, metrics: self.metrics.clone(), clock: self.clock.clone() };
             Arc::new(watch) as Arc<dyn KeyWatch>
@@ -93,19 +105,31 @@ struct MeteredWatch {
 
 impl KeyWatch for MeteredWatch {
     fn look<'a>(&'a self, owned: Owned<'a>) -> Looking<'a> {
-        Box::pin(metered(&self.metrics, &self.clock, Operation::Watch, self.watch.look(owned)))
+        Box::pin(async move {
+            let started = Started::new(&self.metrics, &self.clock, Operation::Watch);
+            let result = self.watch.look(owned).await;
+            started.finished(result)
+        })
     }
 }
 
-async fn metered<T>(
-    metrics: &StoreMetrics,
-    clock: &Clock,
+/// An operation under way.
+struct Started<'a> {
+    metrics: &'a StoreMetrics,
+    clock: &'a Clock,
     operation: Operation,
-    command: impl Future<Output = Result<T, StoreError>>,
-) -> Result<T, StoreError> {
-    let _pending = metrics.operation_started();
-    let start = clock.now();
-    let result = command.await;
-    metrics.operation_finished(operation, clock.now().since(start), result.as_ref().err());
-    result
+    start: Moment,
+    _pending: RaisedGauge,
+}
+
+impl<'a> Started<'a> {
+    fn new(metrics: &'a StoreMetrics, clock: &'a Clock, operation: Operation) -> Self {
+        Self { metrics, clock, operation, start: clock.now(), _pending: metrics.operation_started() }
+    }
+
+    fn finished<T>(self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        let took = self.clock.now().since(self.start);
+        self.metrics.operation_finished(self.operation, took, result.as_ref().err());
+        result
+    }
 }

@@ -269,14 +269,16 @@ async fn acquire_on(
     let key = attempt.key.as_bytes();
     let token = attempt.token.as_str();
     if attempt.number == 1 {
-        let mut set = redis::cmd("SET");
+        let mut set = redis::Cmd::with_capacity(6, key.len() + token.len() + 32);
+        set.arg("SET");
         set.arg(key).arg(token).arg("NX").arg("PX").arg(ttl);
         let set: Option<Value> = set.query_async(connection).await?;
         if set.is_some() {
             return Ok(vec![1]);
         }
     }
-    ACQUIRE.call(connection, &[key], &[token.as_bytes(), ttl.to_string().as_bytes()]).await
+    let ttl = ttl.to_string();
+    Box::pin(ACQUIRE.call(connection, &[key], &[token.as_bytes(), ttl.as_bytes()])).await
 }
 
 async fn release_on(connection: &mut MultiplexedConnection, owned: Owned<'_>) -> RedisResult<i64> {

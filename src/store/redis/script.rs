@@ -29,7 +29,8 @@ impl Script {
         args: &[&[u8]],
     ) -> RedisResult<T> {
         let command = |name: &str, script: &str| {
-            let mut command = Cmd::new();
+            let bytes: usize = keys.iter().chain(args).map(|part| part.len()).sum();
+            let mut command = Cmd::with_capacity(3 + keys.len() + args.len(), script.len() + bytes + 16);
             command.arg(name).arg(script).arg(keys.len());
             for part in keys.iter().chain(args) {
                 command.arg(*part);
@@ -38,7 +39,8 @@ impl Script {
         };
         match command("EVALSHA", self.digest()).query_async(connection).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                command("EVAL", self.source).query_async(connection).await
+                let whole = command("EVAL", self.source);
+                Box::pin(whole.query_async(connection)).await
             }
             result => result,
         }
