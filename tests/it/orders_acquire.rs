@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use crate::support::eventually::{eventually, ms, secs};
-use crate::support::http::Refusal;
+use crate::support::http::{HttpClient, Refusal, Version};
 use crate::support::log_lines::Level;
 use crate::support::orders_process::{Orders, RunningOrders, key_of, ship_path};
 use crate::support::overlap::check_exclusive;
 use crate::support::proxy::Proxy;
 use crate::support::raw_http::RawRequest;
 use crate::support::redis_server::RedisServer;
-use crate::support::running::ends;
+use crate::support::running::{Running, ends};
 use crate::support::settled::{check_no_orphans, check_settled};
 
 async fn until_waiting(orders: &RunningOrders, requests: f64) {
@@ -259,7 +259,17 @@ async fn a_client_that_leaves_with_the_command_on_the_wire_leaves_no_key() {
         let path = ship_path(&format!("o{number}"), 60_000);
         let request = RawRequest::send(orders.addr, "POST", &path).await;
         tokio::time::sleep(ms(stay)).await;
-        if number % 2 == 0 { request.hang_up() } else { request.reset() }
+        if number % 2 == 0 {
+            request.hang_up()
+        } else {
+            request.reset()
+        }
+
+        let http = HttpClient::new(orders.addr, Version::H2);
+        let path = ship_path(&format!("stream{number}"), 60_000);
+        let stream = Running::start(async move { http.post(&path).await });
+        tokio::time::sleep(ms(stay)).await;
+        drop(stream);
     }
     proxy.delay_commands(ms(0));
     proxy.delay_replies(ms(0));

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use http::{Request, Response, StatusCode};
 use tower::{ServiceExt, service_fn};
 use tower_layer::Layer;
-use tower_redis_lock::{HeldLock, LockLayer, LockSettingsBuilder, OnDisconnect, OnLost};
+use tower_redis_lock::{
+    HeldLock, LockLayer, LockSettings, LockSettingsBuilder, Locker, MemoryStore, OnDisconnect, OnLost,
+};
 
 use super::{check_clean, returns};
 use crate::doubles::gate::Gate;
@@ -121,6 +123,33 @@ async fn a_detached_handler_whose_lock_is_lost_stops_unless_it_only_wants_to_kno
         assert_eq!(ends.load(Ordering::Relaxed), expected_ends, "{on_lost:?}");
         check_clean("after the loss", &store, &recorded, 1).await;
     }
+}
+
+/// `call` itself takes so long that the lock is lost before there is a handler to detach.
+#[tokio::test]
+async fn a_handler_whose_lock_is_lost_while_it_is_called_does_not_go_on_in_the_background() {
+    let ends = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&ends);
+    let settings = LockSettings::builder()
+        .ttl(ms(100))
+        .without_renewal()
+        .on_disconnect(OnDisconnect::RunToEnd)
+        .build()
+        .unwrap();
+    let locker = Locker::builder(MemoryStore::new()).settings(settings).build().unwrap();
+    let service = LockLayer::new(locker, by_path).layer(service_fn(move |_: Request<TestBody>| {
+        std::thread::sleep(ms(150));
+        let ends = Arc::clone(&counted);
+        async move {
+            tokio::time::sleep(ms(50)).await;
+            ends.fetch_add(1, Ordering::Relaxed);
+            done()
+        }
+    }));
+    let answer = service.oneshot(post("/k")).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    tokio::time::sleep(ms(500)).await;
+    assert_eq!(ends.load(Ordering::Relaxed), 0, "nothing went on without its lock");
 }
 
 #[tokio::test(start_paused = true)]

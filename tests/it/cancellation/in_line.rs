@@ -36,6 +36,26 @@ async fn a_waiter_dropped_at_any_moment_of_a_hand_over_does_not_keep_the_lock() 
     }
 }
 
+/// The swap was carried out, nobody was told so, and the one who was to have the lock is gone.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_dropped_while_the_answer_to_its_swap_is_lost_leaves_no_lock_for_a_ttl() {
+    let (store, recorded) = (ScriptedStore::new(), Recorded::start());
+    store.next(Op::HandOver, [Act::LoseReply]);
+    let locker = locker(store.clone(), quick().ttl(secs(60)).max_wait(secs(50)));
+    let guard = locker.acquire(&key("/k")).await.unwrap();
+    let waiter = Running::start({
+        let locker = locker.clone();
+        async move { locker.acquire(&key("/k")).await.map(drop) }
+    });
+    eventually("the waiter to wait", secs(5), async || recorded.sum(WAITING, &[]) == 1.0).await;
+    let release = Running::start(guard.release());
+    eventually("the swap to be sent", secs(5), async || store.count(Op::HandOver) == 1).await;
+    drop(waiter);
+    release.end().await.unwrap_err();
+    eventually("the lock to be free", secs(5), async || store.is_free(&key("/k"))).await;
+    check_clean("after the clean-up", &store, &recorded, 2).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_release_dropped_in_a_hand_over_leaves_the_lock_to_the_next_in_line() {
     for act in SLOW {
